@@ -29,16 +29,14 @@ model = AutoModelForCausalLM.from_pretrained("this directory", trust_remote_code
 """
 
 
-_PRUNED = (
-    "Others pruned it. `gac repair` filled dims up with zeros to ones that run fast, and wrote down in `plan.json`\n"
-    "what every weight is. What the pruning lost was not measured."
-)
-
-
 def model_card(plan: Plan, itemsize: int = 2) -> str:
     """README.md for the directory of a compressed model; ``itemsize``: bytes of a number that no scheme stores."""
     if not plan.measured.predicted:
-        return f"{_about(plan, '', _PRUNED)}\n{_LOAD}"
+        pruned = (
+            "Others pruned it. `gac repair` filled dims up with zeros to ones that run fast, and wrote down in "
+            "`plan.json`\nwhat every weight is. What the pruning lost was not measured."
+        )
+        return f"{_about(plan, '', pruned)}\n{_LOAD}"
     text, profile = plan.measured.calibration, plan.measured.profile
     commands = "\n".join([allocate_command(plan), *apply_commands(plan)])
     what = (

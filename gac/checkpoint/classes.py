@@ -16,11 +16,7 @@ _FACTORIES = "transformers.models.auto.configuration_auto"
 
 
 def classes_of(model_type: str) -> Any:
-    """The ``Classes`` of an architecture's compressed models, which transformers' factories know from then on.
-
-    Args:
-        model_type: of the dense config, one of ``supported()``.
-    """
+    """The ``Classes`` of a dense ``model_type``'s compressed models, which transformers' factories then know."""
     from gac.checkpoint.planned import PlannedModel
     from gac.runtime.model import make_classes
 
@@ -46,7 +42,7 @@ def register_with_transformers() -> None:
 
 
 def register() -> None:
-    """Tell transformers' ``AutoConfig`` of every compressed architecture; its classes are made when one is opened."""
+    """Tell ``AutoConfig`` of every compressed architecture; its classes are made when one is opened."""
     from transformers.configuration_utils import PreTrainedConfig
     from transformers.models.auto.configuration_auto import AutoConfig
 

@@ -114,13 +114,7 @@ def stock_model(model: Any, plan: Plan, merge: bool) -> Any:
 def unchanged_state(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
     """Parameters, by name, of all but the weights that the plan changes; embedding and head in the model's dtype."""
     changed = tuple(f"{choice.name}." for choice in plan.weights if choice.changed)
-    state = {name: value.detach() for name, value in model.state_dict().items() if not name.startswith(changed)}
-    for path, module in embeddings_of(model).items():
-        if isinstance(module, Stored):
-            for name in module.tensors:
-                del state[f"{path}.{name}"]
-            state[f"{path}.weight"] = module.values(model.dtype)
-    return state
+    return plain_state(model, model.dtype, changed)
 
 
 def weight_state(model: PreTrainedModel, plain: nn.Module, choice: WeightChoice, merge: bool) -> dict[str, Tensor]:

@@ -19,12 +19,12 @@ from gac.models.loading import UNREADABLE, reading
 from gac.plan.plan import Plan
 from gac.runtime.contract import COMPRESSED, COMPRESSED_TENSORS, QUANTIZATION, SCHEMA, chooses_code
 from gac.runtime.model import config_class
-from gac.runtime.storage.modules import stored_modules
+from gac.runtime.storage.modules import stored_names
 
 T = TypeVar("T")
 ATTEMPTS = 5
 _ADAPTER = "adapter_config.json"
-_SHOWN = 80  # letters of a name
+SHOWN = 80  # letters of a name or a value
 _CLASSES = "gac.checkpoint.classes"  # where pickle finds a config's class
 _QUANTISERS = ("bitsandbytes", "torchao", COMPRESSED_TENSORS)
 
@@ -32,9 +32,8 @@ _QUANTISERS = ("bitsandbytes", "torchao", COMPRESSED_TENSORS)
 def read_unreplaced(directory: Path, read: Callable[[], T], attempts: int = ATTEMPTS) -> T:
     """Return what ``read`` makes of a directory, all of it from the files of one and the same.
 
-    A directory that replaces another, as ``save`` does with ``overwrite``, has the same name and files of its own, so
-    a reader that opens files one by one may get some of each. Such a reading counts for nothing, whether it failed or
-    not, and is done again.
+    A directory that replaces another, as ``save`` does with ``overwrite``, has files of its own, and a reader that
+    opens files one by one may get some of each. Such a reading counts for nothing, failed or not, and is done again.
     """
     for _ in range(attempts):
         handle = None
@@ -101,14 +100,14 @@ def _check_no_code(document: dict[str, Any], source: Path) -> None:
     inner = [value for name, value in document.items() if isinstance(value, dict) and name != QUANTIZATION]
     for key, value in ((key, item[key]) for item in (document, *inner) for key in item):
         if chooses_code(key):
-            raise contradiction(source, f"config.json has {key} {str(value)[:80]!r}", "no key that chooses code")
+            raise contradiction(source, f"config.json has {key} {str(value)[:SHOWN]!r}", "no key that chooses code")
     code = document.get("auto_map", {})
     named = code.values() if isinstance(code, dict) else [code]
     if foreign := next((str(name) for name in named if not str(name).startswith("modeling_gac.Gac")), None):
         raise contradiction(source, f"config.json has the code {foreign!r} in auto_map", "GAC's own, modeling_gac.Gac*")
     quantiser = document.get(QUANTIZATION, {"quant_method": _QUANTISERS[0]})
     if not isinstance(quantiser, dict) or quantiser.get("quant_method") not in _QUANTISERS:
-        value = f"config.json has the quantiser {str(quantiser)[:80]}"
+        value = f"config.json has the quantiser {str(quantiser)[:SHOWN]}"
         raise contradiction(source, value, f"none, or {' or '.join(_QUANTISERS)}")
     if (source / _ADAPTER).exists():
         raise CheckpointError(
@@ -149,9 +148,9 @@ def unread(source: Path) -> AbstractContextManager[None]:
 
 
 def weight_files(directory: Path, full: str = "model.safetensors") -> tuple[tuple[str, ...], str | None]:
-    """The files that hold the weights, each once, in order, and the name of the index that names them, if any.
+    """The files of this directory that hold the weights, each once, in order, and the name of the index, if any.
 
-    All lie in this directory, and all are there. ``full`` is the file's name if there is but one.
+    ``full`` is the file's name if there is but one.
     """
     index = f"{full}.index.json"
     indexed = (directory / index).exists()
@@ -159,8 +158,9 @@ def weight_files(directory: Path, full: str = "model.safetensors") -> tuple[tupl
     named = _named_in(directory, index) if indexed else (full,)
     for name in named:
         if not is_plain_name(name) or not name.endswith(suffix):
-            shown = repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}... ({len(name):,} characters)"
-            raise _wrong(directory, f"{index} names the file {shown}", f"a {suffix[1:]} file of this directory")
+            raise _wrong(
+                directory, f"{index} names the file {name[:SHOWN]!r}", f"a {suffix[1:]} file of this directory"
+            )
         if not (directory / name).is_file():
             raise _wrong(directory, f"{name} is missing", "every file that was saved")
     if full not in named and (directory / full).exists():  # which of the two is read depends on who reads it
@@ -188,13 +188,9 @@ def open_tensors(directory: Path, files: tuple[str, ...]) -> dict[str, Tensor]:
 def check_dtypes(tensors: dict[str, Tensor], model: nn.Module, source: Path) -> None:
     """Refuse what transformers would convert without a word, in a model that was loaded from these tensors.
 
-    What holds a weight in a storage has the storage's own dtypes. Integers and truth values are what the model itself
-    has as such.
+    Stored weights, integers and truth values have to have the model's own dtypes.
     """
-    stored = {
-        f"{path}.{name}" for path, stored_module in stored_modules(model).items() for name in stored_module.tensors
-    }
-    state = model.state_dict().items()
+    stored, state = stored_names(model), model.state_dict().items()
     fixed = {name: local.dtype for name, local in state if name in stored or not local.is_floating_point()}
     for name, values in tensors.items():
         if name in fixed and values.dtype != fixed[name]:

@@ -26,11 +26,7 @@ def digest_of(text: str | bytes) -> str:
 
 
 def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
-    """The key as it is written, from a plan, the ``text`` of its file, and the config of the model.
-
-    It has the modules by name, the names of those that share their first GEMM, skipped blocks, what quantises the
-    inputs of others, how embedding and head are stored if they are quantised, and digests.
-    """
+    """The key as it is written, from a plan, the ``text`` of its file, and the config of the model."""
     header = {
         "schema_version": SCHEMA,
         "modules": {choice.name: _module(choice) for choice in plan.weights if choice.changed},
@@ -59,8 +55,7 @@ def _stored(scheme: str) -> dict[str, Any]:
 
 def _digest(header: Mapping[str, Any], config: Any) -> str:
     stated = {name: value for name, value in header.items() if name != "digest"}
-    text = json.dumps(stated, sort_keys=True) + repr(family_of(config).sizes(config))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return digest_of(json.dumps(stated, sort_keys=True) + repr(family_of(config).sizes(config)))
 
 
 def is_unchanged(header: Any, config: Any) -> bool:

@@ -6,6 +6,7 @@ it leaves out, with all that is in 16 bits.
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from torch import nn
@@ -25,11 +26,10 @@ _LINEAR = (nn.Linear, ValueLinear, BlockLinear, FusedMember, Stored, TiedHead)
 def without(layout: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """The same key for a model in which these modules are in 16 bits."""
     gone = {*names}
-    groups, rest = [], [name for name in layout["ignore"] if name not in gone]
-    for group in layout["config_groups"].values():
-        if targets := [name for name in group["targets"] if name not in gone]:
-            groups.append(group | {"targets": targets})
-    return _key(groups, [*rest, *sorted(gone)])
+    targets = [[name for name in group["targets"] if name not in gone] for group in layout["config_groups"].values()]
+    groups = zip(layout["config_groups"].values(), targets, strict=True)
+    rest = [name for name in layout["ignore"] if name not in gone]
+    return _key([group | {"targets": names} for group, names in groups if names], [*rest, *sorted(gone)])
 
 
 def layout_of(model: nn.Module, plan: Plan) -> dict[str, Any] | None:
@@ -64,10 +64,8 @@ def _key(groups: Sequence[dict[str, Any]], rest: list[str]) -> dict[str, Any]:
 
 
 def _scheme_of(name: str, schemes: dict[str, str], plan: Plan) -> str:
-    path = name
-    while path and path not in schemes:
-        path = path.rpartition(".")[0]
-    if path:
-        return schemes[path]
+    for path in accumulate(name.split("."), "{}.{}".format):
+        if path in schemes:
+            return schemes[path]
     assert plan.measured.head is not None, f"{name} is in a storage, and no weight of the plan"
     return plan.measured.head.scheme

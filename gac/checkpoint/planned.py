@@ -16,7 +16,7 @@ from gac.core.io import to_json
 from gac.models.plain import check_class
 from gac.plan.plan import Plan
 from gac.runtime.contract import COMPRESSED, LAYOUT
-from gac.runtime.model import CompressedModel, not_paged
+from gac.runtime.model import CompressedModel
 from gac.runtime.storage.embeddings import embeddings_of
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-ca
     """A compressed model with its plan, which is read when it is first asked for."""
 
     _gac_plan: Plan
+    _not_paged_error = ModelError
 
     @property
     def gac_plan(self) -> Plan:
@@ -55,15 +56,9 @@ class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-ca
             value = f"plan.json has digest {digest_of(text)[:12]}"
             raise contradiction(source, value, f"{str(digest)[:12]}, as config.json says")
 
-    def init_continuous_batching(self: Any, *args: Any, **options: Any) -> Any:
-        """As for any compressed model."""
-        if (wrong := not_paged(self)) is not None:
-            raise ModelError(*wrong)
-        return super().init_continuous_batching(*args, **options)
-
-    def _write_companions(self, directory: Any) -> None:
+    def _write_companions(self, directory: Path) -> None:
         super()._write_companions(directory)
-        write_digests(Path(directory))
+        write_digests(directory)
 
 
 def planned(model: PreTrainedModel) -> Plan:

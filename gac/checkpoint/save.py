@@ -17,7 +17,7 @@ from gac.models.linears import as_linear
 from gac.models.threads import one_call_at_a_time
 from gac.plan.plan import Plan
 from gac.runtime.storage.embeddings import embeddings_of
-from gac.runtime.storage.modules import Stored, stored_modules
+from gac.runtime.storage.modules import Stored, stored_names
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.schemes.base import storage_of
 
@@ -115,7 +115,5 @@ def _check_ends(model: PreTrainedModel, plan: Plan) -> None:
 
 
 def _described(module: nn.Module) -> dict[str, tuple[Any, ...]]:
-    stored = stored_modules(module).items()
-    fixed = {f"{path}.{name}".lstrip(".") for path, stored_module in stored for name in stored_module.tensors}
-    state = module.state_dict().items()
-    return {name: (tuple(value.shape), value.dtype if name in fixed else None) for name, value in state}
+    stored, state = stored_names(module), module.state_dict().items()
+    return {name: (tuple(value.shape), value.dtype if name in stored else None) for name, value in state}

@@ -40,29 +40,28 @@ def complete_directory(target: Path) -> Iterator[Path]:
     Raises:
         CheckpointError: something cannot be written, or what is there is no directory.
     """
-    part = None
     try:
         target = destination(target, directory=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
         part.mkdir()
-        with quiet_transformers():
-            yield part
-        for shard in part.glob("*.safetensors"):
-            open_to_umask(shard)
-        for file in filter(Path.is_file, part.rglob("*")):
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-        sync_directory(part)
-        _move(part, target)
-        sync_directory(target.parent)
+        try:
+            with quiet_transformers():
+                yield part
+            for shard in part.glob("*.safetensors"):
+                open_to_umask(shard)
+            for file in filter(Path.is_file, part.rglob("*")):
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+            sync_directory(part)
+            _move(part, target)
+            sync_directory(target.parent)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     except (OSError, SafetensorError) as failure:
         raise CheckpointError(
             f"{target} cannot be written: {failure}", "a writable place with room", "Choose another directory."
         ) from failure
-    finally:
-        if part is not None:
-            shutil.rmtree(part, ignore_errors=True)
 
 
 def save_tokenizer(part: Path, tokenizer: Any, name: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gac.checkpoint.files import open_tensors, read_config, read_plan, read_unreplaced, weight_files
+from gac.checkpoint.files import SHOWN, open_tensors, read_config, read_plan, read_unreplaced, weight_files
 from gac.checkpoint.header import contradiction
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
@@ -26,7 +26,6 @@ from gac.runtime.model import CODE
 
 _CODE_OR_WEIGHTS = (".py", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".so", ".gguf")
 _SCHEMA = 1
-_SHOWN = 80  # letters of a name
 _WEIGHTS = "model.safetensors"
 # No logit follows from these keys of a config; from every other one may, also from those that GAC does not know.
 _NOT_ESSENTIAL = frozenset(
@@ -78,22 +77,22 @@ def read_digests(directory: Path) -> Digests | None:
         raise CheckpointError(f"{path} holds no digests of version {_SCHEMA}", expected, "Copy the model again.")
     digests = Digests(*members)
     if foreign := [name for name in digests.files if not _is_read(name)]:
-        value = f"{DIGESTS} names the file {foreign[0][:_SHOWN]!r}"
+        value = f"{DIGESTS} names the file {foreign[0][:SHOWN]!r}"
         raise contradiction(directory, value, f"files of this directory in {', '.join(_READ)}")
     return digests
 
 
 def check_config(document: Mapping[str, Any], digests: Digests, source: Path) -> None:
-    """The essential keys are those that were saved, with their values."""
+    """Raise a CheckpointError unless the essential keys are those that were saved, with their values."""
     result = _of_config(document)
     for key in sorted({*result, *digests.config}):
         if result.get(key) != digests.config.get(key):
-            value = f"{str(document[key])[:80]!r}" if key in result else "missing"
+            value = f"{str(document[key])[:SHOWN]!r}" if key in result else "missing"
             raise _differs(source, f"config.json has {key} {value}", "its value" if key in digests.config else "none")
 
 
 def check_tensors(tensors: Mapping[str, Tensor], digests: Digests, source: Path) -> None:
-    """Names, dtypes and shapes are those that were saved."""
+    """Raise a CheckpointError unless names, dtypes and shapes are those that were saved."""
     for name in sorted({*tensors, *digests.tensors}):
         if name not in tensors or name not in digests.tensors:
             problem = "missing" if name not in tensors else "unexpected"
@@ -105,15 +104,8 @@ def check_tensors(tensors: Mapping[str, Tensor], digests: Digests, source: Path)
                 raise _differs(source, f"{name} has {key} {value}", str(due))
 
 
-def check_bytes(tensors: Mapping[str, Tensor], digests: Digests, source: Path) -> None:
-    """Every bit of every tensor is as it was saved. Call ``check_tensors`` before."""
-    for (name, _), digest in _with_digests(tensors):
-        if digests.tensors[name].get("sha256") != digest:
-            raise _differs(source, f"the values of {name} have the digest {digest[:12]}", "those that were saved")
-
-
 def check_files(names: Iterable[str], digests: Digests, source: Path) -> None:
-    """Files of these plain names, other than config and weights, are as they were saved."""
+    """Raise a CheckpointError unless files other than config and weights, by plain names, are as they were saved."""
     paths = {name: source / name for name in names}
     total = sum(path.stat().st_size for path in paths.values() if path.is_file())
     if total > _MAX_BYTES:
@@ -142,7 +134,6 @@ def _described(values: Tensor) -> dict[str, Any]:
 
 
 def _with_digests(tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, Tensor], str]]:
-    """Yield every name and tensor with the SHA-256 of its bytes."""
     with ThreadPoolExecutor() as pool:  # hashing does not hold Python's lock
         digests = pool.map(lambda values: hashlib.sha256(bytes_of(values)).hexdigest(), tensors.values())
         yield from zip(tensors.items(), digests, strict=True)
@@ -200,7 +191,9 @@ def _verified(source: Path) -> Verified:
     if unlisted := next((name for name in others if name.endswith(_CODE_OR_WEIGHTS)), None):
         value = f"{unlisted} was not there when it was saved"
         raise contradiction(source, value, "no other code and no other weights")
-    check_bytes(tensors, digests, source)
+    for (name, _), digest in _with_digests(tensors):
+        if digests.tensors[name].get("sha256") != digest:
+            raise _differs(source, f"the values of {name} have the digest {digest[:12]}", "those that were saved")
     return Verified(
         digest=file_digest(source / DIGESTS),
         tensors=len(tensors),

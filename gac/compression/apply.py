@@ -15,7 +15,7 @@ from gac.measurement.curves import LayerFit
 from gac.models.families import family_of
 from gac.models.sites import Site, Weight
 from gac.plan.plan import Plan, WeightChoice
-from gac.runtime.finish import Description
+from gac.runtime.finish import Description, QuantisedInputs, Skipped
 from gac.runtime.storage.modules import store_in
 from gac.schemes import scheme_named
 from gac.schemes.base import storage_of
@@ -60,10 +60,10 @@ def runs(choice: WeightChoice) -> bool:
     return form_named(choice.form).params(choice.weight, choice.dim) > 0
 
 
-def skipped_blocks(config: Any, weights: Sequence[WeightChoice]) -> list[dict[str, Any]]:
+def skipped_blocks(config: Any, weights: Sequence[WeightChoice]) -> list[Skipped]:
     """The attentions and MLPs in which nothing is multiplied, as ``Description`` has them."""
     family = family_of(config)
-    blocks = []
+    blocks: list[Skipped] = []
     for choice in weights:
         if choice.weight.block == "in" and not runs(choice):
             block, _, output = choice.name.rpartition(".")
@@ -77,7 +77,7 @@ def shared_names(sites: Sequence[Site]) -> tuple[tuple[str, ...], ...]:
     return tuple(names for names in groups if len(names) > 1)
 
 
-def rounded_inputs(config: Any, weights: Sequence[WeightChoice]) -> list[dict[str, Any]]:
+def rounded_inputs(config: Any, weights: Sequence[WeightChoice]) -> list[QuantisedInputs]:
     """List the norms that quantise inputs of weights, as ``gac.runtime.fusion.quantised_inputs`` takes them."""
     rounding = {choice.name for choice in weights if scheme_named(choice.scheme).input_quantiser}
     return [

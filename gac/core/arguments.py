@@ -21,10 +21,8 @@ _SHOWN = 80
 
 Most = Le
 _MOST = Most(10**12)  # a loop over more would take years
-Count = Annotated[int, Ge(1), _MOST]
-"""An integer, 1 or more."""
-CountOrZero = Annotated[int, Ge(0), _MOST]
-"""An integer, 0 or more."""
+Count = Annotated[int, Ge(1), _MOST]  # an integer, 1 or more
+CountOrZero = Annotated[int, Ge(0), _MOST]  # an integer, 0 or more
 
 
 def is_whole(value: object) -> bool:

@@ -7,8 +7,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-COARSEST_CLASS = 64
-"""GPUs do not distinguish alignments beyond multiples of this."""
+COARSEST_CLASS = 64  # GPUs do not distinguish alignments beyond multiples of this
 
 
 def alignment_class(dims: Ints) -> Ints:

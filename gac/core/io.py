@@ -143,8 +143,8 @@ class Record:
     __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
     _error: ClassVar[type[GacError]] = GacError
     _indent: ClassVar[int | None] = 1
-    _taken_for: ClassVar[tuple[str, str, str]] = ("", "", "")
-    """A field of another kind of record that users confuse with this one, its name, and the remedy."""
+    _taken_for: ClassVar[tuple[str, str, str] | None] = None
+    """A field that only another kind of record has, which users confuse with this one; its name, and the remedy."""
 
     @checked
     def save(self, path: str | Path) -> None:
@@ -186,9 +186,9 @@ class Record:
         try:
             return from_json(cls, text, f"{what} {source}", cls._error)
         except GacError:
-            field, kind, remedy = cls._taken_for
             with suppress(ValueError):
                 document = parse_strictly(text)
-                if field and isinstance(document, dict) and field in document:
+                if cls._taken_for and isinstance(document, dict) and cls._taken_for[0] in document:
+                    _, kind, remedy = cls._taken_for
                     raise cls._error(f"{source}, which is {kind}", expected, remedy) from None
             raise

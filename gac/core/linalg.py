@@ -21,12 +21,13 @@ def damped(moment: Tensor, mean: float, diagonal: float = 0.0) -> Tensor:
     entries = matrix.diagonal()
     level = entries.mean()
     if level == 0:
-        return torch.eye(len(matrix), dtype=torch.float64, device=matrix.device)
+        return identity_like(matrix)
     entries.add_(diagonal * entries + mean * level)
     return matrix
 
 
 def identity_like(moment: Tensor) -> Tensor:
+    """Return the identity of a matrix's size, in float64."""
     return torch.eye(len(moment), dtype=torch.float64, device=moment.device)
 
 
@@ -75,8 +76,7 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 
 BAND = 128
-GPU_BAND = 2048
-"""Rows of a band; with fewer a GPU is not busy."""
+GPU_BAND = 2048  # rows of a band; with fewer a GPU is not busy
 
 
 def add_square(total: Tensor, rows: Tensor) -> None:
@@ -132,8 +132,8 @@ def check_measured(statistic: Tensor, problem: str, expected: str) -> None:
 
 
 def _check_statistic(matrix: Tensor) -> None:
-    problem = f"a {tuple(matrix.shape)} statistic is not finite"
-    check_measured(matrix, problem, "finite activations, gradients and weights")
+    expected = "finite activations, gradients and weights"
+    check_measured(matrix, f"a {tuple(matrix.shape)} statistic is not finite", expected)
 
 
 def fits_tf32(values: Tensor) -> bool:

@@ -14,18 +14,15 @@ from typing import Any
 
 from gac.core.errors import UNSAFE, GacError
 
-MAX_BYTES, MAX_COMMAS = 2**28, 2_000_000
-"""Of a plan, a frontier or a report."""
-CHECKPOINT_BYTES, CHECKPOINT_COMMAS = 2**26, 500_000
-"""Of a JSON file of a model: 4,096 layers need a fifth of either."""
+MAX_BYTES, MAX_COMMAS = 2**28, 2_000_000  # of a plan, a frontier or a report
+CHECKPOINT_BYTES, CHECKPOINT_COMMAS = 2**26, 500_000  # of a JSON file of a model: 4,096 layers need a fifth of either
 _PARSED = (
     *("config.json", "generation_config.json", "adapter_config.json"),
     *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
 )
 _READ_WHOLE = (".json", ".jinja", ".txt", ".model")
 _MAX_LETTERS, _MAX_NAME_BYTES = 2**16, 255
-MAX_INTEGER = 2**62
-"""Of JSON: files that hold larger numbers are refused."""
+MAX_INTEGER = 2**62  # of JSON: files that hold larger numbers are refused
 _MAX_DIGITS = len(str(-MAX_INTEGER))
 _BEYOND = object()
 _CONTROL = re.compile(rf"(?![\t\n\r]){UNSAFE.pattern}")  # texts may have line breaks, as generation stops at

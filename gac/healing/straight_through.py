@@ -13,9 +13,8 @@ from torch.nn import functional
 
 from gac.healing.losses import autocast_dtype
 from gac.runtime.kernels.gpu import kernels_run_on
-from gac.runtime.latents.quantise import quantise_latents
-from gac.runtime.modules import multiply_blocks
-from gac.runtime.plain.modeling_gac import Heads, in_parts
+from gac.runtime.latents.quantise import rounded_latents
+from gac.runtime.plain.modeling_gac import Heads, in_parts, multiply_blocks
 from gac.runtime.storage.eight_bits import READERS
 from gac.runtime.storage.modules import StoredBlocks, StoredLinear, StoredValues
 from gac.schemes import Scheme
@@ -52,7 +51,7 @@ class StraightThrough(nn.Module):
         x = x.to(autocast_dtype(x))
         weight = self.quantized_weight(x.dtype).view(stored.shape)
         if isinstance(stored, StoredBlocks):
-            return multiply_blocks(quantise_latents(x, len(weight), stored.bits), weight, self.bias)
+            return multiply_blocks(rounded_latents(x, len(weight), stored.bits), weight, self.bias)
         y = _linear(self._scheme.input_quantiser, x, weight, self.bias)
         return Heads(y, stored.length) if isinstance(stored, StoredValues) else y
 

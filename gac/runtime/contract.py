@@ -1,23 +1,18 @@
 """Names and sizes that plans and running models share. Loads no torch, so that planning reads it too."""
 
-SCHEMA = 3
-"""Version of the key ``gac`` of a checkpoint's ``config.json``."""
+SCHEMA = 3  # version of the key ``gac`` of a checkpoint's ``config.json``
 
-COMPRESSED = "gac_"
-"""The beginning of the ``model_type`` of a compressed checkpoint; the dense one's follows."""
+COMPRESSED = "gac_"  # the beginning of the ``model_type`` of a compressed checkpoint; the dense one's follows
 
-DIGESTS = "gac_digests.json"
-"""The file beside a checkpoint's weights that says what every file was when it was saved."""
+DIGESTS = "gac_digests.json"  # the file beside a checkpoint's weights that says what every file was when it was saved
 
 LAYOUT = "compression_config"
 """The attribute of a compressed model's config that holds what its file calls ``QUANTIZATION``. Transformers looks for
 a quantiser under that name; vLLM looks for one under either."""
 
-QUANTIZATION = "quantization_config"
-"""The key of ``config.json`` that tells other readers how weights of few bits lie."""
+QUANTIZATION = "quantization_config"  # the key of ``config.json`` that tells other readers how weights of few bits lie
 
-COMPRESSED_TENSORS = "compressed-tensors"
-"""The ``quant_method`` that it names."""
+COMPRESSED_TENSORS = "compressed-tensors"  # the ``quant_method`` that it names
 
 CACHES = ("cache", "past_key_values")
 """Names of the cache among the arguments of an attention in transformers: from 5.24 on, and before."""

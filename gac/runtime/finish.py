@@ -1,7 +1,7 @@
 """The last step of a compressed model before it runs: everything that a config describes besides modules."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -20,38 +20,30 @@ class Skipped(TypedDict):
     block: str
     output: str
     attention: bool
-    norms: list[str]
+    norms: Sequence[str]
 
 
 class QuantisedInputs(TypedDict):
     """A norm whose output is quantised, and the weights that read it."""
 
     by: str
-    readers: list[str]
+    readers: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Description:
-    """The way a compressed model runs besides its modules, by the names of these in the model.
+    """The way a compressed model runs besides its modules, by the names of these in the model."""
 
-    Attributes:
-        fused: groups of weights whose first GEMMs run as one, in the order of their calls.
-        skipped: as ``Skipped``.
-        quantised: as ``QuantisedInputs``.
-    """
-
-    fused: Sequence[Sequence[str]] = ()
-    skipped: Sequence[Mapping[str, Any]] = ()
-    quantised: Sequence[Mapping[str, Any]] = ()
+    fused: Sequence[Sequence[str]] = ()  # groups of weights whose first GEMMs run as one, in the order of their calls
+    skipped: Sequence[Skipped] = ()  # as ``Skipped``
+    quantised: Sequence[QuantisedInputs] = ()  # as ``QuantisedInputs``
 
 
 def finish(model: Any, description: Description, kernels: bool = True) -> None:
     """Let a model that has its modules and tensors run as it is described; it is changed in place.
 
-    Outputs are the same up to rounding, and ``state_dict`` is the same.
-
-    Args:
-        kernels: whether norms, activations and rotary embeddings run in GAC's kernels where they can.
+    Outputs are the same up to rounding, and ``state_dict`` is the same. ``kernels``: norms, activations and rotary
+    embeddings run in GAC's kernels where they can.
     """
     # Shared GEMMs come first: they replace modules, which all later steps look up by name.
     # Skipped blocks come before kernels: a norm or an MLP that is left out is not to get one.

@@ -16,23 +16,24 @@ from gac.runtime.storage.base import Storage
 from gac.runtime.storage.embeddings import replace_embeddings
 from gac.runtime.storage.modules import STORAGES, store_in
 
-HEAD = "head"
-"""The member that says how embedding and head are quantised, where they are."""
+HEAD = "head"  # the member that says how embedding and head are quantised, where they are
 
-QUANTISED_INPUTS = "rounded"
-"""The member that says which norms make the inputs of weights that quantise them."""
+QUANTISED_INPUTS = "rounded"  # the member that says which norms make the inputs of weights that quantise them
 
 
-class Stored(msgspec.Struct, frozen=True):
+class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The storage of a module's numbers: its name and its options."""
 
+    scheme: str = ""
     storage: str | None = None
     options: dict[str, int | bool | str | None] = {}
 
 
-class Module(Stored, frozen=True):
-    """The module of a weight, and its sizes."""
+class Module(Stored, frozen=True, kw_only=True):
+    """The module of a weight, and its sizes; form, dim and scheme are those of the plan."""
 
+    form: str = ""
+    dim: int = 0
     module: str = ""
     sizes: dict[str, int] = {}
 
@@ -43,9 +44,13 @@ class Head(Stored, frozen=True, kw_only=True):
     tied: bool
 
 
-class Header(msgspec.Struct, frozen=True):
-    """The members of the key that say what runs."""
+class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The key; ``plan`` and ``digest`` are those of ``gac.checkpoint.header``."""
 
+    schema_version: int
+    plan: str = ""
+    digest: str = ""
+    decode_kernel: Any = None
     modules: dict[str, Module]
     fused: list[list[str]] = []
     skipped: list[Skipped] = []
@@ -54,11 +59,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 def header_of(config: Any) -> Header | None:
-    """Read the key of a config; None where it has none.
-
-    Raises:
-        ValueError: it is of another version, or has a member of another type.
-    """
+    """Read the key of a config; None where it has none. A ValueError names a member that is wrong, or its version."""
     header = getattr(config, "gac", None)
     if header is None:
         return None
@@ -71,17 +72,10 @@ def header_of(config: Any) -> Header | None:
         raise ValueError(f"config.json, key gac: {str(failure).lower()}.") from failure
 
 
-def weights_of(config: Any) -> dict[str, Module]:
-    """Return what the config says of every weight that is no longer dense, by module name."""
-    header = header_of(config)
-    return {} if header is None else header.modules
-
-
 def replace_weights(model: Any, config: Any) -> None:
     """Put the modules that the config describes in the place of dense weights.
 
-    Raises:
-        ValueError: the key describes no modules of this model.
+    A ValueError names a member that is wrong, or a weight that the model does not have.
     """
     header = header_of(config)
     if header is None:
@@ -105,11 +99,7 @@ def replace_weights(model: Any, config: Any) -> None:
 
 
 def description_of(model: Any, config: Any) -> Description:
-    """Return how the config says that the model runs, which has its modules already.
-
-    Raises:
-        ValueError: a name is that of no such module.
-    """
+    """Return how the config says that a model with its modules runs; a ValueError names one that is wrong."""
     header = header_of(config)
     if header is None:
         return Description()
@@ -133,11 +123,6 @@ def description_of(model: Any, config: Any) -> Description:
         if norm["by"] not in modules or not readers or not all(hasattr(reader, "in_features") for reader in readers):
             raise _wrong(f"{QUANTISED_INPUTS} has {norm!r}", "names of a norm and of linear weights")
     return Description(fused, header.skipped, header.rounded)
-
-
-def header_value(config: Any, key: str) -> Any:
-    """Return a member of the key as it stands; None where there is none."""
-    return (getattr(config, "gac", None) or {}).get(key)
 
 
 def name_in(model: Any, name: str) -> str:

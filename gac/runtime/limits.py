@@ -6,17 +6,15 @@ FEW_BITS = (2, 3, 4, 8)
 STEP = 16
 """Of what rows and columns of weights of 8 bits are multiples: so PyTorch's FP8 GEMM wants it, and vLLM's of either."""
 _WORDS = 32  # columns come in whole words, of 3 bits in three
-LEAST_GROUP = 64
-"""Columns of the smallest group."""
+LEAST_GROUP = 64  # columns of the smallest group
 _WIDEST = 2**16  # a program holds a row
-ALIGNED = 8
-"""Of what ranks of latents and lengths of heads are multiples: 16 bytes are read at a time."""
+ALIGNED = 8  # of what ranks of latents and lengths of heads are multiples: 16 bytes are read at a time
 LARGEST_HEAD = 256
 LARGEST_RANK = 512
 
 
 def few_bits(rows: int, columns: int, bits: int, group: int | None, zero: bool) -> str | None:
-    """Why the kernels cannot read a weight of ``gac.runtime.storage.packed``; None where they can."""
+    """Return why the kernels cannot read a weight of ``gac.runtime.storage.packed``; None where they can."""
     if bits not in FEW_BITS:
         return f"numbers have {bits} bits, not {', '.join(map(str, FEW_BITS))}"
     if columns % _WORDS or not columns:
@@ -37,11 +35,9 @@ def eight_bits(rows: int, columns: int) -> str | None:
 
 
 def latents(size: int, k_rank: int, v_rank: int) -> str | None:
-    """Why the kernel cannot attend over latents of such ranks, of heads of such a size; None where it can.
+    """Return why the kernel cannot attend over latents of such ranks, of heads of such a size; None where it can.
 
-    Args:
-        k_rank: 0: keys are read as they are.
-        v_rank: of values that are read as they are their length.
+    A ``k_rank`` of 0: keys are read as they are. The ``v_rank`` of values that are read as they are is their length.
     """
     if size % ALIGNED or size > LARGEST_HEAD:
         return f"heads have {size} numbers, no multiple of {ALIGNED} up to {LARGEST_HEAD}"
@@ -55,8 +51,7 @@ def latents(size: int, k_rank: int, v_rank: int) -> str | None:
 
 # Latents of few bits in a cache: how many words of 16 bits they fill, by size alone. Loads no torch.
 
-WORD = 16
-"""Bits of a word, of which a cache is made: as many as a number of the models that are cached."""
+WORD = 16  # bits of a word, of which a cache is made: as many as a number of the models that are cached
 
 LARGEST: Mapping[int, int] = {8: 127, 4: 7}
 """By the bits of a number its largest; numbers lie evenly on both sides of zero."""

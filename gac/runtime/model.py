@@ -20,18 +20,16 @@ from transformers import (
 
 from gac.runtime.contract import COMPRESSED, chooses_code
 from gac.runtime.finish import finish
-from gac.runtime.header import HEAD, description_of, header_value, name_in, replace_weights, weights_of
+from gac.runtime.header import description_of, header_of, name_in, replace_weights
 from gac.runtime.latents.attention import caches_latents
 from gac.runtime.parallel.ranks import Ranks, SplitError, ranks_asked_for
 from gac.runtime.parallel.splitting import split
 from gac.runtime.plain import modeling_gac
-from gac.runtime.plain.modeling_gac import DOCUMENTS, Absent, read_documents
+from gac.runtime.plain.modeling_gac import Absent, read_documents
 from gac.runtime.storage.modules import stored_modules
 
 CODE = "modeling_gac.py"
 """The one Python file of a checkpoint, by which transformers opens it where GAC is not installed."""
-COMPANIONS = (*DOCUMENTS, CODE)
-"""Files of a checkpoint that transformers knows nothing of; they are written wherever the model is saved."""
 _WEIGHTS = "model.safetensors"
 
 
@@ -40,7 +38,7 @@ class CompressedConfig(modeling_gac.CompressedConfig):
 
     @classmethod
     def from_dict(cls: Any, config_dict: dict[str, Any], **options: Any) -> Any:
-        """As for any transformers config, but keys that choose code are left out."""
+        """Read a config without the keys that choose code."""
         safe = {name: value for name, value in config_dict.items() if not chooses_code(name)}
         return super().from_dict(safe, **options)
 
@@ -52,16 +50,15 @@ class CompressedModel(modeling_gac.CompressedModel):
     as for any model. A config without the key makes the dense model.
     """
 
+    _not_paged_error: type[Exception] = SplitError
+
     def _replace_modules(self: Any, header: Any) -> None:
         replace_weights(self, self.config)
         description_of(self, self.config)  # refused here, before weights are read
 
     @classmethod
     def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """As for any transformers model, but missing weights are an error, not random numbers.
-
-        ``tp_plan="auto"`` splits it over the processes of torchrun.
-        """
+        """As for any transformers model, but missing weights are an error, and ``tp_plan="auto"`` splits it."""
         ranks = ranks_asked_for(options)
         dense: Any = super(modeling_gac.CompressedModel, cls)
         options["ignore_mismatched_sizes"] = True  # so that they are reported, and refused below
@@ -73,10 +70,8 @@ class CompressedModel(modeling_gac.CompressedModel):
     def finish_loading(self: Any, source: Any, files: dict[str, str], ranks: Ranks | None = None) -> None:
         """Check the tensors that were read, split the model, and make it run as its config describes.
 
-        Args:
-            source: the directory or hub id that it was read from.
-            files: the text of its plan and its card, by name.
-            ranks: the processes that it is split over; None: it is not split.
+        ``source`` is the directory or hub id, ``files`` the texts of its plan and its card by name, ``ranks`` the
+        processes that it is split over, if any.
         """
         for name, module in stored_modules(self).items():
             is_read = not any(tensor.is_meta for tensor in module.tensors.values())
@@ -84,14 +79,21 @@ class CompressedModel(modeling_gac.CompressedModel):
                 raise ValueError(f"{source}: {name}.{flaw}.")
         self.gac_files = files
         if ranks is not None:
-            _split(source, self, ranks)
+            if getattr(self, "hf_quantizer", None) is not None:
+                method = self.hf_quantizer.quantization_config.quant_method
+                problem = f"{source} in {method} with tp_plan"
+                raise SplitError(problem, "weights as GAC wrote them", "Leave the quantiser out.")
+            header = header_of(self.config)
+            ranks.check_alike(header and header.digest, "files of digest")
+            split(self, ranks)
         finish(self, description_of(self, self.config))
 
     def resize_token_embeddings(self: Any, *args: Any, **options: Any) -> Any:
         """As for any transformers model; refused where embedding and head are quantised: they cannot get more rows."""
-        if (head := header_value(self.config, HEAD)) is not None:
+        header = header_of(self.config)
+        if header is not None and header.head is not None:
             raise ValueError(
-                f"embedding and head are in {head.get('scheme')}; expected them in 16 or 32 bits to resize them. "
+                f"embedding and head are in {header.head.scheme}; expected them in 16 or 32 bits to resize them. "
                 "Resize the dense model, and compress that."
             )
         return super().resize_token_embeddings(*args, **options)  # type: ignore[misc]
@@ -109,8 +111,8 @@ class CompressedModel(modeling_gac.CompressedModel):
 
     def init_continuous_batching(self: Any, *args: Any, **options: Any) -> Any:
         """As for any transformers model; refused where its paged cache has no room for the model's keys and values."""
-        if (problem := not_paged(self)) is not None:
-            raise ValueError("{}; expected {}. {}".format(*problem))
+        if (problem := _not_paged(self)) is not None:
+            raise self._not_paged_error(*problem)
         return super().init_continuous_batching(*args, **options)  # type: ignore[misc]
 
     def _upload_modified_files(self: Any, working_dir: Any, *args: Any, **options: Any) -> Any:
@@ -119,26 +121,22 @@ class CompressedModel(modeling_gac.CompressedModel):
 
     def _write_companions(self, directory: Path) -> None:
         super()._write_companions(directory)
-        if Path(directory, _WEIGHTS).exists():  # transformers leaves the index of shards that it has removed
-            Path(directory, f"{_WEIGHTS}.index.json").unlink(missing_ok=True)
+        if (directory / _WEIGHTS).exists():  # transformers leaves the index of shards that it has removed
+            (directory / f"{_WEIGHTS}.index.json").unlink(missing_ok=True)
 
 
 def write_code(directory: Path) -> None:
-    """Write the one Python file of a checkpoint beside its weights."""
     shutil.copyfile(modeling_gac.__file__, directory / CODE)
 
 
-def not_paged(model: Any) -> tuple[str, str, str] | None:
-    """Say why transformers' paged cache, which has the same heads in every layer, does not fit the model.
-
-    Returns:
-        What was found, what was expected, and what to do; None where it fits.
-    """
+def _not_paged(model: Any) -> tuple[str, str, str] | None:
+    """Why transformers' paged cache, which has the same heads in every layer, does not fit the model, as an error."""
     config = model.config.get_text_config()
     heads, remedy = config.num_key_value_heads, "Use generate, whose caches take each layer as it is."
     if model.tp_size is not None:
         return f"continuous batching of a model split over {model.tp_size} processes", "a whole model", remedy
-    for name in weights_of(model.config):
+    header = header_of(model.config)
+    for name in header.modules if header else ():
         attention, _, projection = name_in(model, name).rpartition(".")
         if projection not in ("k_proj", "v_proj"):
             continue
@@ -169,17 +167,6 @@ def _check_loaded(source: Any, model: Any, report: Any) -> None:
             raise ValueError(f"{source}: {key} is unexpected; expected tensors as config.json describes the weight.")
 
 
-def _split(source: Any, model: Any, ranks: Ranks) -> None:
-    if getattr(model, "hf_quantizer", None) is not None:
-        raise SplitError(
-            f"{source} in {model.hf_quantizer.quantization_config.quant_method} with tp_plan",
-            "weights as GAC wrote them",
-            "Leave the quantiser out.",
-        )
-    ranks.check_alike(header_value(model.config, "digest"), "files of digest")
-    split(model, ranks)
-
-
 class Classes(NamedTuple):
     """The classes of one architecture's compressed models, each a subclass of the dense one."""
 
@@ -192,10 +179,8 @@ class Classes(NamedTuple):
 def make_classes(model_type: str, mixin: type, module: str) -> Classes:
     """Make the classes of an architecture's compressed models, which transformers' factories know from then on.
 
-    Args:
-        model_type: of the dense config.
-        mixin: ``CompressedModel`` or a subclass.
-        module: name of the module in which pickle finds them; it has ``class_named`` as its ``__getattr__``.
+    ``model_type`` is the dense config's, ``mixin`` ``CompressedModel`` or a subclass, ``module`` the name of the module
+    in which pickle finds them: its ``__getattr__`` is ``class_named``.
     """
     config = config_class(model_type, module)
     dense: Any = CONFIG_MAPPING[model_type]
@@ -218,11 +203,7 @@ def config_class(model_type: str, module: str) -> Any:
 def class_named(name: str, mixin: type, module: str) -> Any:
     """Return the compressed class of this name: what transformers calls the dense one, after ``Gac``.
 
-    Args:
-        mixin, module: as for ``make_classes``.
-
-    Raises:
-        AttributeError: transformers has no such class.
+    Arguments as for ``make_classes``; an AttributeError if transformers has no such class.
     """
     dense = getattr(transformers, name.removeprefix("Gac"), None) if name.startswith("Gac") else None
     config = getattr(dense, "config_class", dense)

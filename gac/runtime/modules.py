@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from gac.runtime.latents.quantise import quantise_latents
+from gac.runtime.latents.quantise import rounded_latents
 from gac.runtime.limits import LARGEST
 from gac.runtime.parallel.ranks import Ranks
 from gac.runtime.plain import modeling_gac
-from gac.runtime.plain.modeling_gac import Absent, Constant
-from gac.runtime.plain.modeling_gac import multiply_blocks as multiply_blocks
+from gac.runtime.plain.modeling_gac import Absent, Constant, multiply_blocks
 
 
 def empty_linear(in_features: int, out_features: int, bias: bool, **where: Any) -> nn.Linear:
@@ -20,6 +19,7 @@ def empty_linear(in_features: int, out_features: int, bias: bool, **where: Any) 
 
     ``where`` is ``device`` and ``dtype``, here and in all modules below.
     """
+    where["device"] = where.get("device") or torch.get_default_device()  # skip_init would take the CPU
     linear: nn.Linear = skip_init(nn.Linear, in_features, out_features, bias, **where)  # type: ignore[no-untyped-call]
     return linear
 
@@ -27,15 +27,12 @@ def empty_linear(in_features: int, out_features: int, bias: bool, **where: Any) 
 class LowRankLinear(nn.Module):
     """y = B (A x) + bias with A ``(rank, in)`` and B ``(out, rank)``: two GEMMs.
 
-    ``first`` holds A, ``second`` holds B and the bias. x has shape ``(..., in)``, y ``(..., out)``.
-    Both are allocated, not initialised.
-
-    Attributes:
-        gathers_from: the processes of which each has some rows of A, so that A x comes from all; None: it is whole.
+    ``first`` holds A, ``second`` holds B and the bias, allocated but not initialised. x has shape ``(..., in)``, y
+    ``(..., out)``.
     """
 
     second: "nn.Linear | BlockLinear"
-    gathers_from: Ranks | None = None
+    gathers_from: Ranks | None = None  # the processes of which each has some rows of A; None: A is whole
 
     def __init__(self, in_features: int, rank: int, out_features: int, bias: bool = True, **where: Any) -> None:
         super().__init__()
@@ -55,11 +52,8 @@ class LowRankLinear(nn.Module):
 class BlockLinear(nn.Module):
     """y_g = B_g z_g for every block g of the input, and the bias: one batched GEMM.
 
-    ``weight`` holds the B_g, shape ``(blocks, rows, rank)``; x has shape ``(..., blocks * rank)``, y
-    ``(..., blocks * rows)``.
-
-    Args:
-        bits: to which it rounds its input, as a cache keeps it; None: it is multiplied as it comes.
+    ``weight`` holds the B_g, shape ``(blocks, rows, rank)``; x has shape ``(..., blocks * rank)``, y ``(..., blocks *
+    rows)``. The input is rounded to ``bits``, as a cache keeps it, unless these are None.
     """
 
     def __init__(self, blocks: int, rank: int, rows: int, bias: bool, bits: int | None = None, **where: Any) -> None:
@@ -74,8 +68,8 @@ class BlockLinear(nn.Module):
         return len(self.weight)
 
     def forward(self, x: Tensor, is_rounded: bool = False) -> Tensor:
-        """Round the input where it is to be rounded, unless it ``is_rounded`` already, and multiply it."""
-        x = x if is_rounded else quantise_latents(x, self.blocks, self.bits)
+        """Multiply the input, rounded before unless it ``is_rounded`` already."""
+        x = x if is_rounded else rounded_latents(x, self.blocks, self.bits)
         return multiply_blocks(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
@@ -87,12 +81,8 @@ class LatentLinear(LowRankLinear):
     """y = blockdiag(B_1, B_2, ...) (A x) + bias: a low-rank pair for each group of output features.
 
     ``first`` holds the A_g, one above the other, shape ``(groups * rank, in)``; ``second`` is a ``BlockLinear``.
-
-    Args:
-        bits: to which latents are rounded between the factors; None: they are not.
-
-    Raises:
-        ValueError: latents are never of so many bits.
+    Latents are rounded to ``bits`` between the factors, unless these are None; a ValueError if they never are of so
+    many.
     """
 
     def __init__(

@@ -16,18 +16,14 @@ from torch import Tensor
 import gac
 from gac.core.errors import CheckpointError
 from gac.testing import models
-from tests.checkpoint.conftest import CHANGES
+from tests.checkpoint.conftest import CHANGES, copied, edit
 from tests.compression.applying import logits
 from tests.compression.compressed import compressed
 
 Change = Callable[[Path], Any]
 Q, K, LAYER = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.k_proj", "model.layers"
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
-DOWN, GATE, V = (
-    f"{LAYER}.1.mlp.down_proj.weight",
-    f"{LAYER}.1.mlp.gate_proj.weight",
-    f"{LAYER}.1.self_attn.v_proj.weight",
-)
+DOWN, GATE, V = (f"{LAYER}.1.{name}_proj.weight" for name in ("mlp.down", "mlp.gate", "self_attn.v"))
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEADER_BYTES = 8
 
@@ -62,18 +58,6 @@ def flipped(name: str, bit: int) -> Change:
     return value(name, flip)
 
 
-def swapped_layers(folder: Path) -> None:
-    """What is of equal shape in both layers."""
-
-    def swap(found: dict[str, Tensor]) -> None:
-        for name in [name for name in found if name.startswith(f"{LAYER}.0.")]:
-            other = name.replace(".0.", ".1.")
-            if other in found and found[name].shape == found[other].shape:
-                found[name], found[other] = found[other], found[name]
-
-    tensors(swap)(folder)
-
-
 def relabelled(old: str, new: str) -> Change:
     """The header of the weights' file says another dtype, of as many bytes."""
 
@@ -86,12 +70,7 @@ def relabelled(old: str, new: str) -> Change:
 
 
 def document(name: str, change: Callable[[dict[str, Any]], Any]) -> Change:
-    def apply(folder: Path) -> None:
-        content = json.loads((folder / name).read_bytes())
-        change(content)
-        (folder / name).write_text(json.dumps(content))
-
-    return apply
+    return lambda folder: edit(folder / name, change)
 
 
 def config(**values: Any) -> Change:
@@ -151,10 +130,6 @@ def adapter(folder: Path) -> None:
 OLD = removed("gac_digests.json")
 """As an older version of GAC wrote it: nothing but the structure of the files can be checked."""
 DIGEST = "0" * 64
-
-
-def without_digests(change: Change) -> Change:
-    return both(change, OLD)
 
 
 REFUSED: dict[str, Change] = {
@@ -225,11 +200,13 @@ REFUSED: dict[str, Change] = {
     "digests: no object": written("gac_digests.json", "[]"),
     "digests: a tensor missing": document("gac_digests.json", lambda found: found["tensors"].pop(V)),
     # without digests, what no older version wrote
-    "old: a tensor of int64": without_digests(value(V, lambda one: one.long())),
-    "old: a kernel": without_digests(config(_attn_implementation="evil/kernel@main:forward")),
-    "old: code": without_digests(config(auto_map={"AutoModelForCausalLM": "evil.Model"})),
-    "old: a quantiser": without_digests(config(quantization_config={"quant_method": "gptq", "bits": 4})),
-    "old: an adapter": without_digests(adapter),
+    "old: a tensor of int64": both(OLD, value(V, lambda one: one.long())),
+    "old: a tensor more": both(OLD, tensors(lambda found: found.update(extra=torch.zeros(2)))),
+    "old: a tensor with a dim more": both(OLD, value(NORM, lambda one: one[None])),
+    "old: a kernel": both(OLD, config(_attn_implementation="evil/kernel@main:forward")),
+    "old: code": both(OLD, config(auto_map={"AutoModelForCausalLM": "evil.Model"})),
+    "old: a quantiser": both(OLD, config(quantization_config={"quant_method": "gptq", "bits": 4})),
+    "old: an adapter": both(OLD, adapter),
 }
 """``gac.load`` refuses it, and so does ``gac.verify``."""
 
@@ -239,14 +216,10 @@ OTHER_VALUES: dict[str, Change] = {
     "a bit of a first factor": flipped(f"{Q}.first.weight", 3),
     # values
     "zeros in one tensor": value(V, torch.zeros_like),
-    "zeros everywhere": tensors(
-        lambda found: found.update({name: torch.zeros_like(one) for name, one in found.items()})
-    ),
     "a nan": value(EMBEDDING, lambda one: one.masked_fill(one == one.max(), float("nan"))),
     "rows in another order": value(HEAD, lambda one: one.flip(0)),
     # tensors that change places
     "gate and up swapped": swapped(GATE, GATE.replace("gate", "up")),
-    "layers swapped": swapped_layers,
     # the digests
     "digests: other values": document("gac_digests.json", lambda found: found["tensors"][V].update(sha256="0")),
 }
@@ -276,14 +249,7 @@ HARMLESS: dict[str, Change] = {
         (folder / WEIGHTS).rename(folder / ".weights"),
         (folder / WEIGHTS).symlink_to(".weights"),
     ),
-    **{
-        f"config: {key} {new!r}": config(**{key: new})
-        for key, new in {
-            "_name_or_path": "me/mine",
-            "bos_token_id": 1,
-            "eos_token_id": [1, 2],
-        }.items()
-    },
+    "config: other names and tokens": config(_name_or_path="me/mine", bos_token_id=1, eos_token_id=[1, 2]),
 }
 """Both open it, with equal logits."""
 
@@ -302,8 +268,7 @@ def said(original: Path) -> Tensor:
 
 @pytest.fixture
 def folder(original: Path, tmp_path: Path) -> Iterator[Path]:
-    yield Path(shutil.copytree(original, tmp_path / "changed"))
-    shutil.rmtree(tmp_path / "changed")
+    yield from copied(original, tmp_path)
 
 
 BY_BYTES = (gac.verify, partial(gac.load, verify=True))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,21 +16,15 @@ from gac.checkpoint.planned import PlannedModel
 from gac.core.errors import CheckpointError
 from gac.plan.plan import Plan
 from gac.runtime.contract import DIGESTS
-from gac.runtime.model import COMPANIONS, CompressedModel
+from gac.runtime.model import CompressedModel
 from gac.runtime.modules import LowRankLinear
-from tests.checkpoint.conftest import CHANGES
+from tests.checkpoint.conftest import CHANGES, COMPANIONS
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import small_compressed
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
-PLACES = {
-    "model.embed_tokens": "cpu",
-    "model.layers.0": "cpu",
-    "model.layers.1": "disk",
-    "model.norm": "cpu",
-    "model.rotary_emb": "cpu",
-    "lm_head": "cpu",
-}
+ON_CPU = ("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head")
+PLACES = dict.fromkeys(ON_CPU, "cpu") | {"model.layers.1": "disk"}
 
 
 def test_the_class_is_a_subclass_of_the_architectures(model: Any) -> None:
@@ -97,7 +92,7 @@ def test_a_push_uploads_plan_card_and_code(
     method: str, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed: dict[str, str] = {}
-    hub_of_one = FakeHub(pushed)
+    hub_of_one = fake_hub(pushed)
     monkeypatch.setattr(hub, "hf_api", lambda: hub_of_one)
     monkeypatch.setattr("transformers.modeling_utils.hf_api", lambda: hub_of_one)
     monkeypatch.setattr(hub.ModelCard, "load", classmethod(not_there))
@@ -109,23 +104,19 @@ def test_a_push_uploads_plan_card_and_code(
     assert "compressed to" in pushed["README.md"]
 
 
-class FakeHub:
+def fake_hub(pushed: dict[str, str]) -> Any:
     """A hub that keeps the text of what is committed."""
 
-    def __init__(self, pushed: dict[str, str]) -> None:
-        self.pushed = pushed
-
-    def create_repo(self, repo_id: str, **_: Any) -> Any:
-        return type("Repo", (), {"repo_id": repo_id})
-
-    def create_branch(self, **_: Any) -> None:
-        pass
-
-    def create_commit(self, operations: Any, **_: Any) -> str:
-        for operation in operations:
-            content = Path(operation.path_or_fileobj).read_bytes()
-            self.pushed[operation.path_in_repo] = content.decode(errors="replace")
+    def create_commit(operations: Any, **_: Any) -> str:
+        files = {each.path_in_repo: Path(each.path_or_fileobj).read_bytes() for each in operations}
+        pushed.update({name: content.decode(errors="replace") for name, content in files.items()})
         return "commit"
+
+    return SimpleNamespace(
+        create_repo=lambda repo_id, **_: SimpleNamespace(repo_id=repo_id),
+        create_branch=lambda **_: None,
+        create_commit=create_commit,
+    )
 
 
 def not_there(*_: Any, **__: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import gac
@@ -16,9 +15,8 @@ from gac.checkpoint.header import _digest, digest_of, is_unchanged
 from gac.core.errors import CheckpointError, GacError
 from gac.models.loading import load_model
 from gac.runtime.contract import DIGESTS, SCHEMA
-from gac.runtime.model import COMPANIONS
 from gac.runtime.modules import LowRankLinear
-from tests.checkpoint.conftest import CHANGES
+from tests.checkpoint.conftest import CHANGES, COMPANIONS, edit
 from tests.compression.applying import logits
 from tests.compression.compressed import compressed
 
@@ -143,12 +141,6 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
             gac.load(tmp_path / name)
 
 
-def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    content = json.loads(path.read_bytes())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 
 
@@ -173,12 +165,6 @@ def test_a_header_that_is_not_the_plans_is_refused(change: Any, message: str, sa
     with pytest.raises(CheckpointError) as caught:
         gac.load(saved)
     assert message in str(caught.value)
-
-
-def test_dims_of_another_config_are_refused(saved: Path) -> None:
-    edit(saved / "config.json", lambda config: config.update(intermediate_size=160))
-    with pytest.raises(CheckpointError, match=r"0\.mlp\.gate_proj 176 x 64; expected 160 x 64, as config\.json"):
-        gac.load(saved)
 
 
 def test_the_plan_of_an_untouched_checkpoint_is_read_when_it_is_asked_for(
@@ -244,22 +230,6 @@ def test_a_header_with_a_fitting_digest_is_built_as_strictly(saved: Path) -> Non
         gac.load(saved)
 
 
-FIRST = f"{Q_PROJ}.first.weight"
-
-
-@pytest.mark.parametrize(
-    ("name", "message"), [("extra", r"extra is unexpected \(1 in all\)"), (FIRST, "cannot be loaded|is mismatched")]
-)
-def test_a_tensor_that_is_unexpected_or_of_other_dims_is_refused(name: str, message: str, saved: Path) -> None:
-    file = saved / "model.safetensors"
-    save_file(load_file(file) | {name: torch.zeros(4, 64)}, file, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"is unexpected|has shape \[4, 64\]"):
-        gac.load(saved)
-    (saved / DIGESTS).unlink()
-    with pytest.raises(CheckpointError, match=message):
-        gac.load(saved)
-
-
 def test_shards_come_back(model: LlamaForCausalLM, tmp_path: Path) -> None:
     gac.save(model, tmp_path / "saved", max_shard_size="100KB")
     assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 1
@@ -273,18 +243,13 @@ def test_code_in_the_directory_is_refused_not_run(saved: Path, tmp_path: Path) -
     (saved / "configuration_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     auto_map = {"AutoConfig": "configuration_evil.Config", "AutoModelForCausalLM": "configuration_evil.Model"}
     edit(saved / "config.json", lambda config: config.update(auto_map=auto_map))
-    with pytest.raises(CheckpointError, match=r"config\.json has the code 'configuration_evil.Config' in auto_map"):
-        gac.load(saved)
     AutoModelForCausalLM.from_pretrained(saved).save_pretrained(tmp_path / "again")
     assert json.loads((tmp_path / "again" / "config.json").read_bytes())["auto_map"] == {}
     assert not (tmp_path / "ran").exists()
 
 
-def test_shards_and_one_file_in_the_same_directory(model: Any, saved: Path, tmp_path: Path) -> None:
+def test_a_single_file_replaces_shards(model: Any, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "shards", max_shard_size="60KB")
-    (tmp_path / "shards" / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
-    with pytest.raises(CheckpointError, match=r"holds model.safetensors and model.safetensors.index.json"):
-        gac.load(tmp_path / "shards")
     model.save_pretrained(tmp_path / "shards")
     assert torch.equal(logits(gac.load(tmp_path / "shards")), logits(model))
 

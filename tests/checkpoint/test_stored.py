@@ -1,6 +1,5 @@
 """Weights of few bits in checkpoints: not one byte over the plan, every form and scheme in every family."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from itertools import product
@@ -18,11 +17,11 @@ from gac.core.errors import CheckpointError
 from gac.forms import form_named
 from gac.models.families import supported
 from gac.plan.plan import Plan
-from gac.runtime.contract import DIGESTS
 from gac.runtime.fusion.shared_gemm import FusedMember
 from gac.runtime.header import replace_weights
 from gac.runtime.storage.modules import count_parameters, stored_modules
 from gac.schemes import SCHEMES as KNOWN
+from tests.checkpoint.conftest import edit
 from tests.compression.applying import IDS, logits
 from tests.compression.stored import CHOOSY, SCHEMES, config_of, held_bytes, in_schemes, mixed, stored, stored_model
 from tests.models.small import every_layout, small_config, small_model
@@ -143,23 +142,6 @@ def test_it_is_exported_in_the_models_dtype(model: Any, saved: Path, tmp_path: P
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        (WORDS, lambda one: one.long(), "weight_packed is of torch.int64; expected torch.int32"),
-        (WORDS, lambda one: one[:, :-1].contiguous(), "cannot be loaded: "),
-        (f"{OUT}.first.weight", lambda one: one.to(torch.int32), "first.weight is of torch.int32; expected weights in"),
-        (f"{DOWN}.weight", lambda one: torch.zeros(64, 176), "weight is unexpected"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore")
-def test_other_tensors(name: str, change: Callable[[Any], Tensor], message: str, saved: Path) -> None:
-    (saved / DIGESTS).unlink()
-    changed(saved, **{name: change(load_file(saved / "model.safetensors").get(name))})
-    with pytest.raises(CheckpointError, match=message):
-        gac.load(saved)
-
-
 OPTIONS = {"bits": 4, "group": 32, "zero": True}
 
 
@@ -181,19 +163,8 @@ def test_storages_that_are_none(described: dict[str, Any], message: str, model: 
         replace_weights(small_model(small_config("llama")), config)
 
 
-def test_a_storage_other_than_the_plans(saved: Path) -> None:
-    (saved / DIGESTS).unlink()
-    document = json.loads((saved / "config.json").read_bytes())
-    document["gac"]["modules"][DOWN]["options"]["zero"] = False
-    (saved / "config.json").write_text(json.dumps(document))
-    with pytest.raises(CheckpointError, match=r"config.json has modules.*down_proj .*as plan.json says"):
-        gac.load(saved)
-
-
 def test_a_shared_gemm_of_stored_weights(saved: Path) -> None:
-    document = json.loads((saved / "config.json").read_bytes())
-    document["gac"]["fused"] = [[Q, K, V]]
-    (saved / "config.json").write_text(json.dumps(document))
+    edit(saved / "config.json", lambda config: config["gac"].update(fused=[[Q, K, V]]))
     with pytest.raises(ValueError, match=r"fused has .* expected lists of names of linear weights"):
         AutoModelForCausalLM.from_pretrained(saved)
 

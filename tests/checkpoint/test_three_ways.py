@@ -20,8 +20,8 @@ from gac.checkpoint.classes import classes_of
 from gac.models.families import supported
 from gac.plan.plan import Plan
 from gac.runtime.contract import DIGESTS
-from gac.runtime.model import COMPANIONS
 from gac.runtime.plain import modeling_gac
+from tests.checkpoint.conftest import COMPANIONS
 from tests.compression.applying import IDS
 from tests.compression.compressed import compressed, small_compressed
 from tests.compression.ends import with_rounded_ends

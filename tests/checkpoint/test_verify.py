@@ -15,10 +15,11 @@ from gac.core.untrusted import file_digest
 from gac.runtime.contract import DIGESTS
 from gac.runtime.model import CODE
 from gac.runtime.plain import modeling_gac
-from tests.checkpoint.test_save_and_load import FIRST, edit
+from tests.checkpoint.conftest import edit
 from tests.cli.commands import answer, refused, run
 from tests.compression.applying import logits
 
+FIRST = "model.layers.0.self_attn.q_proj.first.weight"
 OWN = Path(modeling_gac.__file__).read_text()
 EVIL = "raise SystemExit('the code was run')"
 

@@ -14,7 +14,7 @@ from gac.forms.decomposition import decompose, with_rotated_latents
 from gac.forms.latent.torch import balance_of, moments_of_latents, rounding_cost
 from gac.measurement.store import read_tensors
 from gac.runtime.latents.attention import second_factor
-from gac.runtime.latents.quantise import quantise_latents
+from gac.runtime.latents.quantise import rounded_latents
 from tests.small_pipeline import Small
 
 FORMS = ("latent:1", "latent:1:int8", "latent:1:int4")
@@ -46,7 +46,7 @@ def cost_of_rounding(case: tuple[Tensor, Metric, Tensor], second: Tensor, first:
     """What it costs of the tokens, in the metric."""
     _, metric, tokens = case
     latents = tokens @ first.T
-    errors = (quantise_latents(latents, 1, bits) - latents) @ second.T
+    errors = (rounded_latents(latents, 1, bits) - latents) @ second.T
     return float((errors @ metric.gradients * errors).sum() / len(tokens))
 
 

@@ -17,6 +17,12 @@ COMPILER = "inductor" if DEVICE == "cuda" else "aot_eager"
 """Backend of ``torch.compile``: on a CPU Inductor calls a C++ compiler, which takes most of a minute."""
 
 
+class Hopper:
+    """The properties of a GPU that kernels ask for."""
+
+    name, major, minor, shared_memory_per_multiprocessor = "a GPU", 9, 0, 2**17
+
+
 def shapes(every: Sequence[Any], interpreted: Sequence[int]) -> list[Any]:
     """Return all cases of a kernel on a GPU, and some by their positions in Triton's interpreter, which is slow."""
     return list(every) if DEVICE == "cuda" else [every[position] for position in interpreted]

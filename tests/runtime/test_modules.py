@@ -6,7 +6,7 @@ import torch
 from gac.compression.apply import empty_module
 from gac.models.sites import Weight
 from gac.plan.plan import WeightChoice
-from gac.runtime.modules import LowRankLinear
+from gac.runtime.modules import empty_linear
 
 CHOICES = [
     WeightChoice(Weight("q", 24, 40), "dense", 24),
@@ -24,12 +24,6 @@ def test_on_meta_nothing_is_allocated_and_nowhere_are_random_numbers_drawn(choic
     assert {type(one) for one in built[0].modules() if not [*one.children()]} == {torch.nn.Linear}
 
 
-def test_a_low_rank_pair_is_the_product_of_its_factors() -> None:
-    torch.manual_seed(0)
-    pair = LowRankLinear(40, 8, 24)
-    for parameter in pair.parameters():
-        torch.nn.init.normal_(parameter)
-    x = torch.randn(5, 40)
-    assert repr(pair).splitlines()[1].strip() == "in_features=40, rank=8, out_features=24"
-    product = x @ (pair.second.weight @ pair.first.weight).T + pair.second.bias
-    torch.testing.assert_close(pair(x), product)
+def test_a_linear_is_made_on_the_default_device() -> None:
+    with torch.device("meta"):
+        assert empty_linear(2, 3, bias=True).weight.is_meta

@@ -28,16 +28,12 @@ from gac.runtime.storage.packed import PackedIntegers
 from tests.compression.applying import IDS, logits
 from tests.compression.stored import stored
 from tests.models.small import every_layout, small_config, small_model, weights_of
-from tests.runtime.interpreted import DEVICE, operators, small_gpu
+from tests.runtime.interpreted import DEVICE, Hopper, operators, small_gpu
 
 MakePlan = Callable[..., Plan]
 Chosen = dict[str, tuple[str, int, str]]
 OTHERS = ("cohere2", "gpt2", "olmo2", "opt")
 """Whose weights read no RMSNorm; in all other architectures both of a layer hand over."""
-
-
-class Hopper:
-    name, major, minor, shared_memory_per_multiprocessor = "a GPU", 9, 0, 2**17
 
 
 def round_plainly(x: Tensor, number: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

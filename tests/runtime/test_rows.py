@@ -137,9 +137,8 @@ def test_a_token_without_room_is_seen() -> None:
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("kind", NORMS)
-@pytest.mark.parametrize("shape", [(2, 3, 576)])
-def test_a_norm_rounds_what_it_writes(shape: tuple[int, ...], kind: str, number: torch.dtype) -> None:
-    x, weight = random(*shape), random(shape[-1], seed=1)
+def test_a_norm_rounds_what_it_writes(kind: str, number: torch.dtype) -> None:
+    x, weight = random(2, 3, 576), random(576, seed=1)
     x.view(-1)[1] = 40  # an outlier
     with operators(*running):
         out, found = norm_quantised(x, weight, EPS, kind, number, True)
@@ -149,11 +148,8 @@ def test_a_norm_rounds_what_it_writes(shape: tuple[int, ...], kind: str, number:
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("kind", NORMS)
-@pytest.mark.parametrize("shape", [(2, 3, 576)])
-def test_a_quantising_norm_whose_sums_are_exact_is_that_of_pytorch_to_the_last_bit(
-    shape: tuple[int, ...], kind: str, number: torch.dtype
-) -> None:
-    x, weight = whole_numbers(*shape), random(shape[-1], seed=1)
+def test_a_quantising_norm_whose_sums_are_exact_is_that_of_pytorch(kind: str, number: torch.dtype) -> None:
+    x, weight = whole_numbers(2, 3, 576), random(576, seed=1)
     with operators(*running):
         out, found = norm_quantised(x, weight, EPS, kind, number, False)
     expected = NORMS[kind](x, weight, EPS)

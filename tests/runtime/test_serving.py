@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -40,12 +39,7 @@ def test_transformers_serve_finds_the_class(monkeypatch: pytest.MonkeyPatch) -> 
     server = SimpleNamespace(transformers=SimpleNamespace())
     monkeypatch.setitem(sys.modules, "transformers.cli.serving.model_manager", server)
     classes = classes_of("llama")
-    classes.config.from_dict({"architectures": ["GacLlamaForCausalLM"]})
-    assert server.transformers.GacLlamaForCausalLM is classes.causal_lm
-
-
-def test_vllm_is_refused(make_plan: Callable[..., Plan]) -> None:
-    config: Any = small_compressed("llama", make_plan).config
-    config._attn_implementation = "vllm"
-    with pytest.raises(ValueError, match="vLLM"):
-        classes_of("llama").causal_lm(config)
+    classes.config.from_dict({"architectures": ["GacLlamaForCausalLM", "LlamaForCausalLM", 7]})
+    assert vars(server.transformers) == {"GacLlamaForCausalLM": classes.causal_lm}
+    classes.config.from_dict({"architectures": "GacLlamaModel"})
+    assert len(vars(server.transformers)) == 1

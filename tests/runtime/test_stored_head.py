@@ -30,8 +30,8 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return few_bits.few_bits_linear.__wrapped__(x, *operands)
 
     monkeypatch.setattr(gac.runtime.storage.base, "unsupported_reason", lambda device, dtype: None)
-    monkeypatch.setattr(packed, "linear", lambda x, weight: linear(x, *weight.operands))
-    monkeypatch.setattr(ends, "ROWS", 32)
+    monkeypatch.setattr(packed, "few_bits_linear", linear)
+    monkeypatch.setattr(ends, "HEAD_ROWS", 32)
     return found
 
 

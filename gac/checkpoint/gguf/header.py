@@ -93,7 +93,7 @@ _IGNORE_MERGES = "llama-bpe"  # the one with which llama.cpp keeps a word that i
 def add_vocabulary(writer: Any, tokenizer: Any, size: int) -> None:
     """Write tokens, merges, special tokens and chat template into the header of a ``gguf.GGUFWriter``.
 
-    The ``size`` rows of the embedding that have no token get names that no text has.
+    Of the ``size`` rows of the embedding, those without a token get names that occur in no text.
     """
     backend, split = _backend(tokenizer)
     tokens, types = _tokens(tokenizer, size)

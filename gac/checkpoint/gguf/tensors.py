@@ -5,7 +5,7 @@ A type is a block of 32 whole numbers and one scale in float16, as llama.cpp sto
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gac.checkpoint.export import unchanged_state, weight_state
+from gac.checkpoint.gguf.header import Architecture, head_dim
 from gac.core.errors import CheckpointError
+from gac.core.progress import progress_bar
 from gac.plan.plan import Plan
 from gac.runtime.storage.embeddings import embeddings_of
 from gac.runtime.storage.modules import Stored
@@ -79,63 +81,19 @@ BLOCK_TYPES: Mapping[str, BlockType] = MappingProxyType(
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
-    """A tensor of the stock model."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    scheme: str  # of the plan; ``bf16`` if it is not quantised
-    values: Callable[[], Tensor]  # makes the values in the model's dtype
-    stored: Stored | None = None  # the module that holds them quantised
-
-    def exact(self) -> Tensor:
-        """Quantised values in float32, before any cast to the model's dtype; else the values."""
-        return self.values() if self.stored is None else self.stored.values(torch.float32)
-
-    def grid(self) -> Grid | None:
-        """Whole numbers and scales; None if the values have no such form."""
-        if self.stored is None:
-            return None
-        grid = scheme_named(self.scheme).grid(self.stored.tensors, *self.stored.matrix)
-        return None if grid is None or grid.levels.floating else grid
-
-
-def sources(model: Any, stock: Any, plan: Plan, merge: bool) -> Iterator[Source]:
-    """Yield every tensor of the stock model (of ``gac.checkpoint.export.stock_model``), without a tied LM head."""
-    same, changed = unchanged_state(model, plan), {choice.name: choice for choice in plan.weights if choice.changed}
-    head = plan.measured.head.scheme if plan.measured.head else DEFAULT_SCHEME
-    modules = {name: (head, module) for name, module in embeddings_of(model).items()}
-    modules |= {name: (choice.scheme, model.get_submodule(name)) for name, choice in changed.items()}
-    for name, empty in stock.state_dict().items():
-        if name == "lm_head.weight" and stock.config.tie_word_embeddings:
-            continue
-        owner, _, kind = name.rpartition(".")
-        shape = tuple(empty.shape)
-        scheme, stored = modules.get(owner, (DEFAULT_SCHEME, None))
-        if not isinstance(stored, Stored) or kind != "weight" or stored.shape != shape:  # a bias, or merged
-            scheme, stored = DEFAULT_SCHEME, None
-        if owner in changed:
-            values = partial(_changed_values, model, stock, changed[owner], merge, name)
-        else:
-            values = partial(same.__getitem__, name)
-        yield Source(name, shape, model.dtype, scheme, values, stored)
-
-
-def _changed_values(model: Any, stock: Any, choice: Any, merge: bool, name: str) -> Tensor:
-    return weight_state(model, stock, choice, merge)[name]
-
-
-@dataclass(frozen=True, eq=False)
-class Content:
-    """A tensor of the file."""
+class FileTensor:
+    """A tensor of the stock model as the file has it."""
 
     name: str  # in llama.cpp
-    source: Source
+    source: str  # in the stock model
+    shape: tuple[int, ...]
+    scheme: str  # of the plan; ``bf16`` if it is not quantised
+    stored: Stored | None  # the module that holds it quantised
+    model_values: Callable[[], Tensor]  # makes the values in the model's dtype
     reorder_rows: Callable[[Tensor], Tensor]
     kind: str  # the type in GGUF
-    lossless: bool = False  # the type holds the whole numbers of the source
-    why: str | None = None  # the source's dims need a larger type, or another quantisation
+    lossless: bool  # the type holds the whole numbers of the source
+    why: str | None  # the source's dims need a larger type, or another quantisation
 
     @property
     def ggml_type(self) -> Any:
@@ -144,15 +102,18 @@ class Content:
     @property
     def nbytes(self) -> int:
         block, size = gguf_package().GGML_QUANT_SIZES[self.ggml_type]
-        return int(prod(self.source.shape) // block * size)
+        return int(prod(self.shape) // block * size)
 
     def values(self) -> Tensor:
-        return self.reorder_rows(self.source.exact() if self.kind in BLOCK_TYPES else self.source.values())
+        """Of a block type in float32, before any cast to the model's dtype; else the model's values."""
+        if self.stored is None or self.kind not in BLOCK_TYPES:
+            return self.reorder_rows(self.model_values())
+        return self.reorder_rows(self.stored.values(torch.float32))
 
     def data(self) -> Bytes:
         """The bytes of each row, ``(rows, bytes)``, or of a vector."""
         if self.lossless:
-            grid, columns = self.source.grid(), self.source.shape[1]
+            grid, columns = _grid_of(self.stored, self.scheme), self.shape[1]
             assert grid is not None, "a type of whole numbers for a source without"
             # one scale for each block of a group
             scale = grid.scale.half().repeat_interleave(max(grid.size // BLOCK, 1), dim=1)[:, : columns // BLOCK]
@@ -172,24 +133,74 @@ class Content:
         return 0.0 if torch.equal(read, values) else float((read - values).norm() / values.norm())
 
 
-def content(source: Source, name: str, reorder_rows: Callable[[Tensor], Tensor]) -> Content:
-    """A tensor, with its name in llama.cpp, in the smallest type that holds it without loss; else in 8 bits."""
-    build = partial(Content, name, source, reorder_rows)
-    if len(source.shape) == 1:
-        return build("F32")
-    if source.stored is None:
-        return build(_PLAIN[source.dtype])
-    columns = source.shape[1]
+def file_tensors(model: Any, stock: Any, plan: Plan, merge: bool, architecture: Architecture) -> list[FileTensor]:
+    """Every tensor of the stock model (of ``gac.checkpoint.export.stock_model``), without a tied LM head.
+
+    A CheckpointError names a tensor for which llama.cpp has no name.
+    """
+    same, changed = unchanged_state(model, plan), {choice.name: choice for choice in plan.weights if choice.changed}
+    head = plan.measured.head.scheme if plan.measured.head else DEFAULT_SCHEME
+    modules = {name: (head, module) for name, module in embeddings_of(model).items()}
+    modules |= {name: (choice.scheme, model.get_submodule(name)) for name, choice in changed.items()}
+    gguf = gguf_package()
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
+    names = gguf.get_tensor_name_map(kind, stock.config.num_hidden_layers)
+    empty = stock.state_dict()
+    if stock.config.tie_word_embeddings:
+        empty.pop("lm_head.weight", None)
+    tensors = []
+    for name in progress_bar("choosing types", "tensor", len(empty), empty):
+        owner, _, parameter = name.rpartition(".")
+        shape = tuple(empty[name].shape)
+        scheme, stored = modules.get(owner, (DEFAULT_SCHEME, None))
+        if not isinstance(stored, Stored) or parameter != "weight" or stored.shape != shape:  # a bias, or merged
+            scheme, stored = DEFAULT_SCHEME, None
+        if owner in changed:
+            values = partial(_changed_values, model, stock, changed[owner], merge, name)
+        else:
+            values = partial(same.__getitem__, name)
+        file_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if file_name is None:
+            value = f"{name} of a {stock.config.model_type} model"
+            remedy = "Export the model without --gguf (gac.export)."
+            raise CheckpointError(value, "tensors that llama.cpp has a name for", remedy)
+        rotated = architecture.paired and (".q_proj." in name or ".k_proj." in name)
+        reorder = partial(interleaved, head_dim(stock.config)) if rotated else lambda rows: rows
+        choice = _type_of(shape, model.dtype, stored, scheme)
+        tensors.append(FileTensor(file_name, name, shape, scheme, stored, values, reorder, *choice))
+    return tensors
+
+
+def _changed_values(model: Any, stock: Any, choice: Any, merge: bool, name: str) -> Tensor:
+    return weight_state(model, stock, choice, merge)[name]
+
+
+def _grid_of(stored: Stored | None, scheme: str) -> Grid | None:
+    """Whole numbers and scales; None if the values have no such form."""
+    grid = None if stored is None else scheme_named(scheme).grid(stored.tensors, *stored.matrix)
+    return None if grid is None or grid.levels.floating else grid
+
+
+def _type_of(
+    shape: tuple[int, ...], dtype: torch.dtype, stored: Stored | None, scheme: str
+) -> tuple[str, bool, str | None]:
+    """The smallest type that holds a tensor without loss, else that of 8 bits; if it is lossless; and why it is not."""
+    if len(shape) == 1:
+        return "F32", False, None
+    if stored is None:
+        return _PLAIN[dtype], False, None
+    columns = shape[1]
     if columns % BLOCK:
-        return build(_PLAIN[source.dtype], why=f"{columns} columns, no multiple of {BLOCK}")
-    grid = source.grid()
+        return _PLAIN[dtype], False, f"{columns} columns, no multiple of {BLOCK}"
+    grid = _grid_of(stored, scheme)
     if grid is None:
-        return build(REQUANTISED)
+        return REQUANTISED, False, None
     if grid.size % BLOCK and grid.size < columns:
-        return build(REQUANTISED, why=f"groups of {grid.size}, no multiple of {BLOCK}")
+        return REQUANTISED, False, f"groups of {grid.size}, no multiple of {BLOCK}"
     least, most = (int(bound) for bound in grid.signed.aminmax())
     kind = next((name for name, kind in BLOCK_TYPES.items() if kind.least <= least and most <= kind.most), None)
-    return build(REQUANTISED) if kind is None else build(kind, lossless=True)
+    exact = torch.equal(grid.scale.half().float(), grid.scale.float())  # scales in bfloat16 may leave float16's range
+    return (kind, True, None) if kind is not None and exact else (REQUANTISED, False, None)
 
 
 def interleaved(size: int, values: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.checkpoint.export import opened, stock_model
-from gac.checkpoint.gguf.header import Architecture, add_sizes, add_vocabulary, architecture_of, head_dim
-from gac.checkpoint.gguf.tensors import Content, Source, content, gguf_package, interleaved, sources
+from gac.checkpoint.gguf.header import Architecture, add_sizes, add_vocabulary, architecture_of
+from gac.checkpoint.gguf.tensors import FileTensor, file_tensors, gguf_package
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.core.io import complete_file
@@ -91,20 +90,18 @@ def export_gguf(
     stock = stock_model(loaded, plan, merge)
     architecture = architecture_of(stock.config)
     words = load_tokenizer(str(loaded.config.name_or_path)) if tokenizer is None else tokenizer
-    tensors = list(sources(loaded, stock, plan, merge))
-    bar = progress_bar("choosing types", "tensor", len(tensors), tensors)
-    contents = [_content(source, stock.config, architecture) for source in bar]
+    tensors = file_tensors(loaded, stock, plan, merge, architecture)
     with complete_file(target, "a GGUF file", CheckpointError) as part:
-        writer = _header(part, plan, stock.config, architecture, words, contents)
-        errors = _write_tensors(writer, part, contents)
+        writer = _header(part, plan, stock.config, architecture, words, tensors)
+        errors = _write_tensors(writer, part, tensors)
     names = {f"{choice.name}.weight" for choice in plan.weights}
     return GgufFile(
         path=str(target),
         architecture=architecture.name,
         bytes=target.stat().st_size,
         planned_bytes=plan.bytes[0],
-        weights_bytes=sum(tensor.nbytes for tensor in contents if tensor.source.name in names),
-        tensors=_grouped(zip(contents, errors, strict=True)),
+        weights_bytes=sum(tensor.nbytes for tensor in tensors if tensor.source in names),
+        tensors=_grouped(zip(tensors, errors, strict=True)),
         inputs=tuple(sorted({choice.scheme for choice in plan.weights if scheme_named(choice.scheme).input_quantiser})),
     )
 
@@ -124,20 +121,8 @@ def _is_gguf(path: Path) -> bool:
         return file.read(4) == b"GGUF"
 
 
-def _content(source: Source, config: Any, architecture: Architecture) -> Content:
-    gguf = gguf_package()
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
-    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    name = names.get_name(source.name, try_suffixes=(".weight", ".bias"))
-    if name is None:
-        value, remedy = f"{source.name} of a {config.model_type} model", "Export the model without --gguf (gac.export)."
-        raise CheckpointError(value, "tensors that llama.cpp has a name for", remedy)
-    rotated = architecture.paired and (".q_proj." in source.name or ".k_proj." in source.name)
-    return content(source, name, partial(interleaved, head_dim(config)) if rotated else lambda values: values)
-
-
 def _header(
-    part: Path, plan: Plan, config: Any, architecture: Architecture, tokenizer: Any, contents: Sequence[Content]
+    part: Path, plan: Plan, config: Any, architecture: Architecture, tokenizer: Any, tensors: Sequence[FileTensor]
 ) -> Any:
     """Write everything but the tensors, and return the writer."""
     gguf = gguf_package()
@@ -146,28 +131,28 @@ def _header(
     writer.add_name(plan.measured.model)
     add_sizes(writer, config)
     sizes = Counter[str]()
-    for tensor in contents:
+    for tensor in tensors:
         sizes[tensor.kind] += tensor.nbytes
     (largest, _), types = sizes.most_common(1)[0], gguf.LlamaFileType
     writer.add_file_type(types.ALL_F32 if largest == "F32" else types[f"MOSTLY_{largest}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     add_vocabulary(writer, tokenizer, config.vocab_size)
-    for tensor in contents:
-        writer.add_tensor_info(tensor.name, tensor.source.shape, None, tensor.nbytes, tensor.ggml_type)
+    for tensor in tensors:
+        writer.add_tensor_info(tensor.name, tensor.shape, None, tensor.nbytes, tensor.ggml_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     return writer
 
 
-def _write_tensors(writer: Any, part: Path, contents: Sequence[Content]) -> list[float]:
+def _write_tensors(writer: Any, part: Path, tensors: Sequence[FileTensor]) -> list[float]:
     """Write them, and return the relative error of each."""
-    padded = [writer.ggml_pad(tensor.nbytes, writer.data_alignment) for tensor in contents]
+    padded = [writer.ggml_pad(tensor.nbytes, writer.data_alignment) for tensor in tensors]
     total = writer.ggml_pad(part.stat().st_size, writer.data_alignment) + sum(padded)
     logger.info("writing %s bytes (%s MB)", f"{total:,}", f"{total / 1e6:,.1f}")
     errors = []
     try:
-        for tensor in progress_bar("writing", "tensor", len(contents), contents):
+        for tensor in progress_bar("writing", "tensor", len(tensors), tensors):
             data = tensor.data()
             writer.write_tensor_data(data)
             errors.append(tensor.error(data))
@@ -176,13 +161,13 @@ def _write_tensors(writer: Any, part: Path, contents: Sequence[Content]) -> list
     return errors
 
 
-def _grouped(written: Iterable[tuple[Content, float]]) -> tuple[TensorsWritten, ...]:
-    def key(pair: tuple[Content, float]) -> tuple[str, str, str]:
-        return pair[0].source.scheme, pair[0].kind, pair[0].why or ""
+def _grouped(written: Iterable[tuple[FileTensor, float]]) -> tuple[TensorsWritten, ...]:
+    def key(pair: tuple[FileTensor, float]) -> tuple[str, str, str]:
+        return pair[0].scheme, pair[0].kind, pair[0].why or ""
 
     groups = []
     for (scheme, kind, why), pairs in groupby(sorted(written, key=key), key):
-        contents, errors = zip(*pairs, strict=True)
-        size = sum(tensor.nbytes for tensor in contents)
-        groups.append(TensorsWritten(scheme, kind, len(contents), size, max(errors), why or None))
+        tensors, errors = zip(*pairs, strict=True)
+        size = sum(tensor.nbytes for tensor in tensors)
+        groups.append(TensorsWritten(scheme, kind, len(tensors), size, max(errors), why or None))
     return tuple(sorted(groups, key=lambda group: -group.bytes))

@@ -18,8 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gac.core.errors import GacError
 
 T = TypeVar("T")
-BUCKET_BYTES = 2**26
-"""Bytes of small tensors that are sent at once."""
+BUCKET_BYTES = 2**26  # bytes of small tensors that are sent at once
 
 
 class Ranks:

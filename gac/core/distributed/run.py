@@ -26,10 +26,8 @@ from gac.core.version import __version__
 P = ParamSpec("P")
 R = TypeVar("R")
 
-WAIT_TIMEOUT = timedelta(days=1)
-"""Longest wait for another process that works: for rank 0 where it measures alone."""
-CALL_TIMEOUT = timedelta(minutes=10)
-"""Longest wait of the first process to call a function for all others to call it."""
+WAIT_TIMEOUT = timedelta(days=1)  # longest wait for another process that works: for rank 0 where it measures alone
+CALL_TIMEOUT = timedelta(minutes=10)  # longest wait of the first process to call a function for all others to call it
 
 
 def this_run() -> Ranks:
@@ -76,8 +74,11 @@ def check_shared(directory: Path, ranks: Ranks) -> None:
 def _started() -> tuple[Ranks, Watch]:
     on_gpus = torch.cuda.is_available()
     if on_gpus:
-        _check_gpus()
-        torch.cuda.set_device(launch.local_rank())
+        rank, gpus = launch.local_rank(), torch.cuda.device_count()
+        if rank >= gpus:
+            remedy = f"Start at most {gpus} processes a node (torchrun --nproc-per-node)."
+            raise GacError(f"process {rank} of a node with {gpus} GPUs", "a GPU for every process", remedy)
+        torch.cuda.set_device(rank)
     try:
         if not dist.is_initialized():
             dist.init_process_group("gloo", timeout=CALL_TIMEOUT)
@@ -99,15 +100,6 @@ def _started() -> tuple[Ranks, Watch]:
     watch = Watch(watched, names, store)
     atexit.register(watch.close)
     return Ranks(groups, watch.settle), watch
-
-
-def _check_gpus() -> None:
-    if launch.local_rank() >= torch.cuda.device_count():
-        raise GacError(
-            f"process {launch.local_rank()} of a node with {torch.cuda.device_count()} GPUs",
-            "a GPU for every process",
-            f"Start at most {torch.cuda.device_count()} processes a node (torchrun --nproc-per-node).",
-        )
 
 
 def _meet(name: str, ranks: Ranks) -> None:

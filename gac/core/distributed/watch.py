@@ -18,10 +18,8 @@ import torch.distributed as dist
 
 from gac.core.errors import GacError
 
-ERROR_GRACE_S = 5.0
-"""Seconds in which rank 0 may meet the same error as another process, and print it."""
-WAIT_S = 60.0
-"""Seconds that other ranks wait for rank 0 to print an error, and that a failed call waits for its reason."""
+ERROR_GRACE_S = 5.0  # seconds in which rank 0 may meet the same error as another process, and print it
+WAIT_S = 60.0  # seconds that other ranks wait for rank 0 to print an error, and that a failed call waits for its reason
 _ENDED, _ERRED = 0, 1
 
 

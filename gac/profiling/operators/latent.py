@@ -117,7 +117,7 @@ def _reference(inputs: Sequence["Tensor"], row: int, scale: float) -> "Tensor":
     import torch
 
     from gac.runtime.kernels.elementwise.rows import plainly_rotated
-    from gac.runtime.modules import multiply_blocks
+    from gac.runtime.plain.modeling_gac import multiply_blocks
 
     query, latent_keys, latent_values, k_factor, v_factor = (tensor.float() for tensor in inputs)
     size, tokens = query.shape[-1], latent_keys.shape[1]

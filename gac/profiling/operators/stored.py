@@ -71,7 +71,7 @@ class StoredRunner(Runner):
     def _product(self, x: "Tensor", weight: "StoredLinear") -> "Tensor":
         import torch
 
-        from gac.runtime.modules import multiply_blocks
+        from gac.runtime.plain.modeling_gac import multiply_blocks
 
         if self._read is not None:
             numbers, scale = self._read(x)

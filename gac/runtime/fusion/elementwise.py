@@ -4,7 +4,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from threading import local
 from typing import Any
 
@@ -26,7 +26,7 @@ from gac.runtime.kernels.gpu import unsupported_reason
 
 
 def can_run(*value: Tensor) -> bool:
-    """Return whether a kernel can run of such tensors: of one dtype, on one GPU, without gradients, not compiled."""
+    """Return whether a kernel can run on tensors: of one dtype, on one GPU, without gradients, not compiled."""
     return not torch.is_grad_enabled() and can_launch(*value) and all(item.dtype == value[0].dtype for item in value)
 
 
@@ -49,34 +49,25 @@ class Forward:
         self._before = vars(module).get("forward")  # accelerate's, where it has hooks; or another of these
 
     def plain(self, *args: Any, **options: Any) -> Any:
-        """The module's own."""
         if self._before is not None:
             return self._before(*args, **options)
         return type(self.module).forward(self.module, *args, **options)
 
 
-# Attentions that apply the rotary embedding in one launch, and write to a static cache in another.
-
 _ROTARY = "apply_rotary_pos_emb"
 
 
-class _Now(local):
-    """True in ``rotating`` while this thread runs an attention whose model is to use the kernel."""
-
-    rotating = False
-
-
-_now = _Now()
+_now = local()  # ``rotating`` while a thread runs an attention whose model is to use the kernel
 
 
 class FusedRotaryAttention(Forward):
-    """An attention whose embedding and static cache run in these kernels."""
+    """An attention whose rotary embedding and static cache run in one launch each."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.plain(*args, **options)
         options |= {name: with_fused_updates(option) for name, option in options.items() if type(option) is StaticCache}
-        outer, _now.rotating = _now.rotating, True
+        outer, _now.rotating = getattr(_now, "rotating", False), True
         try:
             return self.plain(*args, **options)
         finally:
@@ -89,8 +80,6 @@ def with_fused_updates(cache: Any) -> Any:
 
 
 class _Static:
-    """A static cache, as an attention sees it."""
-
     def __init__(self, cache: StaticCache) -> None:
         self._cache = cache
 
@@ -101,8 +90,7 @@ class _Static:
         layer: Any = self._cache.layers[layer_idx]
         plain = type(layer).update is not StaticLayer.update or not layer.is_initialized
         if plain or getattr(self._cache, "offloading", False) or not can_run(keys, values, layer.keys, layer.values):
-            result: tuple[Tensor, Tensor] = self._cache.update(keys, values, layer_idx, *args, **options)
-            return result
+            return self._cache.update(keys, values, layer_idx, *args, **options)
         write_to_cache(keys, values, layer.keys, layer.values, layer.cumulative_length)
         layer.cumulative_length.add_(keys.shape[-2])
         return layer.keys, layer.values
@@ -114,7 +102,6 @@ def rotate_of(attention: type) -> Any:
 
 
 def rotates_plainly(attention: type) -> bool:
-    """Return whether the function of its file is ``plainly_rotated``."""
     rotate = rotate_of(attention)
     return rotate is not None and (hasattr(rotate, "is_fused") or _is_rotary(rotate))
 
@@ -134,7 +121,7 @@ def _fused_rotary(plain: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(plain)
     def fused(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         fits = not args and not options and cos.shape[-1] == q.shape[-1]
-        if not _now.rotating or not fits or not _can_rotate(q, k, cos, sin):
+        if not getattr(_now, "rotating", False) or not fits or not _can_rotate(q, k, cos, sin):
             result: tuple[Tensor, Tensor] = plain(q, k, cos, sin, *args, **options)
             return result
         return rotated(q, k, cos, sin)
@@ -162,15 +149,13 @@ def _is_rotary(plain: Callable[..., Any]) -> bool:
         return False
 
 
-# Norms, gated products and rotary embeddings of a model that run in one launch each, on a GPU and in 16 bits.
-
 _ACTIVATIONS = ("act_fn", "activation_fn")
 _GATED = (("gate_proj", "up_proj"), ("gate_up_proj",))
 """Names in transformers of the weights of a gated MLP that write the product; ``down_proj`` reads it."""
 
 
 def fuse_elementwise(model: nn.Module) -> None:
-    """Let its norms, gated MLPs and rotary embeddings do so; the model is changed in place.
+    """Let norms, gated MLPs and rotary embeddings run in kernels; the model is changed in place.
 
     What is offloaded stays as it is, and so does what has a ``forward`` of its own, as a skipped block has.
     """
@@ -186,11 +171,7 @@ def fuse_elementwise(model: nn.Module) -> None:
 
 
 class Norm(Forward):
-    """An RMSNorm in one launch.
-
-    Args:
-        kind: in ``NORMS``.
-    """
+    """An RMSNorm of a kind in ``NORMS``, in one launch."""
 
     def __init__(self, norm: nn.Module, kind: str) -> None:
         super().__init__(norm)
@@ -208,10 +189,8 @@ class Norm(Forward):
 class Product(Forward):
     """A gated MLP that makes act(gate) * up in one launch.
 
-    Args:
-        kind: in ``ACTIVATIONS``.
-        activation: the name in the MLP of its activation, whose hooks would see its output.
-        up: those of the weights that write gate and up; or of the one that writes both.
+    ``kind`` is in ``ACTIVATIONS``; ``activation`` names the MLP's activation, whose hooks would see its output, ``up``
+    the weights that write gate and up, or the one that writes both.
     """
 
     def __init__(self, mlp: nn.Module, kind: str, activation: str, up: Sequence[str]) -> None:
@@ -231,7 +210,7 @@ class Product(Forward):
 
 
 def norm_of(norm: Any) -> str | None:
-    """Return which of ``NORMS`` it is, found by running it with another weight; None: another one, or none."""
+    """Return which of ``NORMS`` it is, found by running it with another weight; None: none of them."""
     if (eps := eps_of(norm)) is None or [name for name, _ in norm.named_parameters()] != ["weight"]:
         return None
     size = norm.weight.numel()
@@ -274,16 +253,10 @@ def _multiplies(mlp: nn.Module, activation: str, up: Sequence[str]) -> bool:
     gate, other = x + 3, x * x
     outputs = [gate, other] if len(up) == 2 else [torch.cat((gate, other), dim=-1)]
     probe: Any = copy.copy(mlp)
-    probe._modules = probe._modules | dict(zip(up, map(_Constant, outputs), strict=True)) | {"down_proj": nn.Identity()}
+    weights = {name: partial(_first, output) for name, output in zip(up, outputs, strict=True)}
+    probe._modules = probe._modules | weights | {"down_proj": nn.Identity()}
     return torch.equal(type(mlp).forward(probe, x), probe.get_submodule(activation)(gate) * other)
 
 
-class _Constant(nn.Module):
-    """Returns one tensor, whatever it is called with."""
-
-    def __init__(self, output: Tensor) -> None:
-        super().__init__()
-        self._output = output
-
-    def forward(self, _: Tensor) -> Tensor:
-        return self._output
+def _first(output: Tensor, _: Tensor) -> Tensor:
+    return output

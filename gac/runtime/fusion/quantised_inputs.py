@@ -21,12 +21,8 @@ from gac.runtime.storage.modules import StoredLinear
 class QuantisingNorm(Norm):
     """An RMSNorm that quantises its output too, and keeps that until all that read it so have done that.
 
-    Threads must not share such a model.
-
-    Args:
-        norm: the module, of this kind of ``NORMS``.
-        readers: stored matrices, whose kernels read the same 8-bit numbers.
-        weights: all that read the output, of which the readers are the first factors or themselves.
+    ``readers`` are stored matrices, whose kernels read the same 8-bit numbers; ``weights`` all that read the output, of
+    which the readers are the first factors or themselves. Threads must not share such a model.
     """
 
     def __init__(self, norm: nn.Module, kind: str, readers: Sequence[StoredLinear], weights: Sequence[Any]) -> None:
@@ -69,8 +65,7 @@ class QuantisingNorm(Norm):
         return self._quantised if self._output is x else None
 
     def release(self) -> None:
-        """Note that one of the readers has read."""
-        if self._unread:
+        if self._unread:  # one of the readers has read
             self._unread -= 1
             if not self._unread:
                 self._output = self._quantised = None
@@ -80,9 +75,6 @@ def quantise_in_norms(model: nn.Module, described: Sequence[Mapping[str, Any]]) 
     """Let norms quantise what they make for the weights that read it; the model is changed in place.
 
     What is offloaded stays as it is, and so do norms that have no kernel, and those of readers of two kinds of numbers.
-
-    Args:
-        described: of each norm its name (``by``) and those of all weights that read its output (``readers``).
     """
     for item in described:
         norm, weights = model.get_submodule(item["by"]), [model.get_submodule(name) for name in item["readers"]]

@@ -24,14 +24,11 @@ class SharedGemm:
     many rows that a part runs apart, the longer parts behind it do too, and the shared GEMM ends before them. The first
     weight runs the GEMM, the others use its output if they are called with the same tensor, and the last one drops it.
     Threads must not share such a model.
-
-    Attributes:
-        parts: the features of each weight, in the order of their calls.
-        gathering: by their place in that order, the pairs whose features come from all processes of a split model;
-            those that the GEMM gives are gathered at once.
     """
 
-    parts: tuple[slice, ...]
+    parts: tuple[slice, ...]  # the features of each weight, in the order of their calls
+    # by their place in that order, the pairs whose features come from all processes of a split model; those that the
+    # GEMM gives are gathered at once
     gathering: Mapping[int, Ranks] = MappingProxyType({})
     read: Tensor | None = None
     output: Tensor | None = None
@@ -62,8 +59,11 @@ class SharedGemm:
         if self.gathered is None:
             assert self.output is not None
             adjacent = all(part.stop == other.start for part, other in pairwise(joint))
-            parts = [slice(joint[0].start, joint[-1].stop)] if adjacent else joint
-            stacked = ranks.stacked(torch.cat([self.output[..., part] for part in parts], -1))
+            if adjacent:
+                local = self.output[..., joint[0].start : joint[-1].stop]
+            else:
+                local = torch.cat([self.output[..., part] for part in joint], -1)
+            stacked = ranks.stacked(local)
             self.gathered = torch.cat([item for part in torch.split(stacked, sizes, -1) for item in part], -1)
         start = ranks.size * sum(sizes[: joint.index(self.parts[index])])
         return self.gathered[..., start : start + ranks.size * size]
@@ -167,12 +167,9 @@ class FusedStored(SharedGemm):
 
 
 class FusedMember(nn.Module):
-    """A weight that takes its part of the fused GEMM's output, and multiplies it by its second factor if it has one.
+    """The weight at an ``index`` of a fused GEMM: its part of the output, multiplied by its second factor if any.
 
-    Args:
-        fused: the GEMM; the first member has it as a submodule.
-        weight: the module that it stands for.
-        at: its position among the members, in the order of their calls.
+    The first member has the GEMM as a submodule.
     """
 
     def __init__(self, fused: FusedInput, weight: nn.Linear | LowRankLinear, index: int) -> None:
@@ -228,10 +225,8 @@ class FusedMember(nn.Module):
 def share_gemm(model: nn.Module, names: Sequence[str]) -> None:
     """Let weights that read the same input run their first GEMMs as one; the model is changed in place.
 
-    Outputs are the same up to rounding, and so are the names and values in ``state_dict``.
-
-    Args:
-        names: of the weights, in the order in which the model calls them.
+    Outputs are the same up to rounding, and so are the names and values in ``state_dict``. ``names`` are in the order
+    in which the model calls the weights.
     """
     weights: list[Any] = [model.get_submodule(name) for name in names]
     firsts = [first_of(weight) for weight in weights]
@@ -249,7 +244,7 @@ def share_gemm(model: nn.Module, names: Sequence[str]) -> None:
 
 
 def can_share(weights: Sequence[Any]) -> bool:
-    """Return whether these linear weights or pairs are alike in what holds their first factors."""
+    """Return whether what holds the first factors of these weights is the same."""
     firsts = [first_of(weight) for weight in weights]
     linear = all(hasattr(weight, "in_features") for weight in weights)
     return linear and all(storage_of(first) == storage_of(firsts[0]) for first in firsts)

@@ -43,22 +43,18 @@ def warn_slow_path_once(x: Tensor, reason: str, what: str = "weights are unpacke
 
 
 def launching_on(x: Tensor) -> Any:
-    """Triton launches on the current device: x's, meanwhile."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()  # Triton launches on the current device
 
 
 def ceil_div(total: int, part: int) -> int:
-    """Return how many parts cover the whole."""
     return -(-total // part)
 
 
 def operator(like: Callable[..., Any], mutates: Sequence[str] = (), schema: str | None = None) -> Callable[[F], F]:
     """Make a function that launches kernels the operator ``gac::<name>`` of GPUs, which compiled code can hold.
 
-    Args:
-        like: returns empty tensors like the results, of the same arguments.
-        mutates: the arguments that are written to.
-        schema: None: that of the function's annotations.
+    ``like`` returns empty tensors like the results, of the same arguments; ``mutates`` names the arguments that are
+    written to; the schema is by default that of the annotations.
     """
 
     def register(launch: F) -> F:

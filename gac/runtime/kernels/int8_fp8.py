@@ -12,8 +12,7 @@ from gac.runtime.kernels.quantise_rows import QuantisedRows, quantise_rows
 from gac.runtime.kernels.split_k import SplitK, Tile, split_k_reduce, tile_for
 from gac.runtime.limits import eight_bits
 
-MOST_ROWS = 64
-"""Rows of the input that are multiplied in the kernel; more rows of 8-bit floating point in PyTorch."""
+MOST_ROWS = 64  # rows of the input that are multiplied in the kernel; more rows of 8-bit floating point in PyTorch
 _TILES = {
     16: Tile(16, 64, 256, 4, 4), 32: Tile(32, 64, 256, 4, 3), MOST_ROWS: Tile(64, 64, 256, 4, 3),
     128: Tile(128, 128, 128, 4, 3),
@@ -59,27 +58,28 @@ def eight_bits_linear_of(
     numbers: Tensor, token_scale: Tensor, counters: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """``eight_bits_linear`` of ``QuantisedRows``, ``(rows, rows of the weight)`` in that dtype."""
-    if weight.dtype == torch.int8 or len(numbers) <= MOST_ROWS:
-        return gemm(QuantisedRows(numbers, token_scale, counters), weight, scale, dtype)
-    by_row = scale.float().t()
-    return torch._scaled_mm(numbers, weight.t(), token_scale, by_row, out_dtype=torch.bfloat16).to(dtype)
+    return _product(QuantisedRows(numbers, token_scale, counters), weight, scale, dtype)
 
 
 @operator(lambda x, weight, _scale: x.new_empty(*x.shape[:-1], len(weight)))
 def eight_bits_linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """``x @ (weight * scale).T`` for x ``(..., columns)`` of 16 bits, rounded token by token as the weight is.
 
-    Args:
-        weight: int8 or float8_e4m3fn, ``(rows, columns)``.
-        scale: 16 bits, ``(rows, 1)``.
+    The weight is int8 or float8_e4m3fn, ``(rows, columns)``, the scale of 16 bits, ``(rows, 1)``.
     """
     inputs = x.reshape(-1, x.shape[-1]).contiguous()
-    quantised = quantise_rows(inputs, weight.dtype)
-    y: Tensor = eight_bits_linear_of.__wrapped__(*quantised, weight, scale, x.dtype)  # type: ignore[attr-defined]
+    y = _product(quantise_rows(inputs, weight.dtype), weight, scale, x.dtype)
     return y.view(*x.shape[:-1], len(weight))
 
 
-# The Triton kernel of GEMMs of 8 bits: launched by ``gac.runtime.kernels.int8_fp8``.
+def _product(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    if weight.dtype == torch.int8 or len(x.numbers) <= MOST_ROWS:
+        return gemm(x, weight, scale, dtype)
+    row_scale = scale.float().t()
+    return torch._scaled_mm(x.numbers, weight.t(), x.scale, row_scale, out_dtype=torch.bfloat16).to(dtype)
+
+
+# The Triton kernel.
 
 _BESIDE = tl.constexpr(8)  # tiles of outputs whose programs run at the same time, so that L2 holds what they read
 _EXACT = tl.constexpr(128)  # products of 8-bit floating point that a tensor core adds up before float32 does

@@ -20,46 +20,31 @@ from gac.runtime.kernels.ptx import halves, in_turn, keep_order, product
 from gac.runtime.kernels.split_k import SplitK, Tile, clear, split_k_reduce, tile_for
 from gac.runtime.limits import LEAST_GROUP
 
-MOST_ROWS = 128
-"""Rows of the input that are multiplied in tiles; for more the weight is written out first."""
+MOST_ROWS = 128  # rows of the input that are multiplied in tiles; for more the weight is written out first
 _WRITTEN_ROWS, _WRITTEN_NUMBERS = 32, 128
 _ARRANGED = 1024
 
 
 @dataclass(frozen=True)
 class Vector:
-    """Launch parameters of the product with one row.
+    """Launch parameters of the product with one row."""
 
-    Attributes:
-        warps: of a program.
-        parts: warps that share 16 rows of the weight, each with a part of the columns; fewer where columns are few.
-        deep: neighbouring words of a row that a thread reads at a time, at most; three where numbers have 3 bits.
-        registers: of a thread, at most.
-    """
-
-    warps: int
-    parts: int
-    deep: int
-    registers: int | None = None
+    warps: int  # of a program
+    parts: int  # warps that share 16 rows of the weight, each with a part of the columns; fewer where columns are few
+    deep: int  # neighbouring words of a row that a thread reads at a time, at most; three where numbers have 3 bits
+    registers: int | None = None  # of a thread, at most
 
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which tiles take columns: four threads beside each other read a row of the weight.
+    """The order in which tiles take columns: four threads beside each other read a row of the weight."""
 
-    Attributes:
-        pairs: of numbers of a unit, which is a word, or three words of 3 bits.
-        across: threads that read units of their own.
-        deep: neighbouring units that a thread reads.
-    """
-
-    pairs: int
-    across: int
-    deep: int
+    pairs: int  # of numbers of a unit, which is a word, or three words of 3 bits
+    across: int  # threads that read units of their own
+    deep: int  # neighbouring units that a thread reads
 
     @staticmethod
     def of(step: int, bits: int) -> "Order":
-        """For steps of so many numbers."""
         pairs = 16 if bits == 3 else 16 // bits
         units = step // (2 * pairs)
         across = min(4, units)
@@ -74,33 +59,23 @@ _SHORT = 4096
 _MATRICES = {16: Tile(16, 128, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), MOST_ROWS: Tile(64, 128, 128, 4, 3)}
 """By the most rows."""
 _IN_8_BITS = {16: Tile(16, 64, 128, 4, 4)}
-_IN_LONG_GROUPS = {64: Tile(64, 64, 128, 4, 4)}
-"""Not in groups of 64, which cut steps."""
-_MAGIC = {torch.float16: 0x64006400, torch.bfloat16: 0x43004300}
-"""The bits of 1024 and of 128, twice."""
+_IN_LONG_GROUPS = {64: Tile(64, 64, 128, 4, 4)}  # not in groups of 64, which cut steps
+_MAGIC = {torch.float16: 0x64006400, torch.bfloat16: 0x43004300}  # the bits of 1024 and of 128, twice
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A weight ``(rows, columns)`` in words, as ``gac.runtime.storage.packed`` has them.
+    """A weight ``(rows, columns)`` in words, as ``gac.runtime.storage.packed`` has them."""
 
-    Attributes:
-        words: int32, ``(rows, words)``.
-        scale: 16 bits, ``(rows, groups)``.
-        zeros: int32, ``(words, groups)``; None: the zero is ``2 ** (bits - 1)``.
-        group: columns that have one scale; 0: all of a row.
-    """
-
-    words: Tensor
-    scale: Tensor
-    zeros: Tensor | None
+    words: Tensor  # int32, ``(rows, words)``
+    scale: Tensor  # 16 bits, ``(rows, groups)``
+    zeros: Tensor | None  # int32, ``(words, groups)``; None: the zero is ``2 ** (bits - 1)``
     bits: int
-    group: int
+    group: int  # columns that have one scale; 0: all of a row
     columns: int
 
     @staticmethod
     def of(base: Mapping[str, Tensor], bits: int, group: int | None, columns: int) -> "Packed":
-        """The tensors of ``gac.runtime.storage.packed.PackedIntegers``."""
         zeros = base.get("weight_zero_point")
         local = 0 if group is None or (group >= columns and zeros is None) else group
         return Packed(base["weight_packed"], base["weight_scale"], zeros, bits, local, columns)
@@ -115,13 +90,11 @@ class Packed:
         return 32 if self.bits == 3 else 32 // self.bits
 
     @property
-    def operands(self) -> tuple[Tensor, Tensor, Tensor | None, int, int, int]:
-        """Return what the operators take of it."""
+    def operands(self) -> tuple[Tensor, Tensor, Tensor | None, int, int, int]:  # of the operators
         return self.words, self.scale, self.zeros, self.bits, self.group, self.columns
 
     @property
-    def read(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what kernels read."""
+    def read(self) -> tuple[Tensor, Tensor, Tensor]:  # by kernels
         return self.words, self.scale, self.words if self.zeros is None else self.zeros
 
     @property
@@ -129,45 +102,30 @@ class Packed:
         return {"BITS": self.bits, "GROUP": self.group, "OWN_ZERO": self.zeros is not None}
 
     @property
-    def sizes(self) -> tuple[int, int]:
-        """Columns, and scales of a row, of which kernels know nothing when they are compiled."""
+    def sizes(self) -> tuple[int, int]:  # of which kernels know nothing when they are compiled
         return self.columns, self.scale.shape[1]
-
-
-def linear(x: Tensor, weight: Packed) -> Tensor:
-    """``x @ weight.T`` for x ``(..., columns)`` of 16 bits on a GPU: sums are float32, the result is in x's dtype."""
-    return few_bits_linear(x, *weight.operands)
-
-
-def dequantised(weight: Packed, dtype: torch.dtype) -> Tensor:
-    """The weight ``(rows, columns)``, to the last bit what ``gac.runtime.storage.packed`` finds in PyTorch."""
-    return few_bits_written(*weight.operands, dtype)
 
 
 def gemv(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
     """One row x ``(1, columns)``: one launch."""
-    how = how or _vector(weight)
+    short = _OF_SHORT_ROWS if weight.columns <= _SHORT else {}
+    how = how or short.get(weight.bits, _VECTORS[weight.bits])
     deep = _deep(weight, how.deep)
     block = deep * weight.unit
     turn = 16 * block  # columns that a warp takes in a step
     parts = min(how.parts, 1 << (ceil_div(weight.columns, turn) - 1).bit_length())  # no warp is idle all the time
     step, tiles = parts * turn, how.warps // how.parts
     out = x.new_empty(1, weight.rows)
+    x = x if x.storage_offset() % 8 == 0 else x.clone()  # eight numbers are read at a time
     with launching_on(x):
         gemv_kernel[(ceil_div(weight.rows, 16 * tiles),)](
-            _aligned(x).view(torch.int32), *weight.read, out,
+            x.view(torch.int32), *weight.read, out,
             weight.rows, weight.columns // block, weight.scale.shape[1], _MAGIC[x.dtype],
             **weight.options, TILES=tiles, PARTS=parts, DEEP=deep, ONCE=weight.columns <= step,
             EVEN_K=weight.columns % step == 0, WHOLE=weight.columns % turn == 0,
             COMPILED=x.is_cuda, num_warps=tiles * parts, maxnreg=how.registers,
         )  # fmt: skip
     return out
-
-
-def _vector(weight: Packed) -> Vector:
-    """Return what is fastest for one row."""
-    short = _OF_SHORT_ROWS if weight.columns <= _SHORT else {}
-    return short.get(weight.bits, _VECTORS[weight.bits])
 
 
 def _deep(weight: Packed, most: int) -> int:
@@ -206,7 +164,6 @@ def gemm(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
 
 
 def _tile(rows: int, weight: Packed) -> Tile:
-    """Return what is fastest for so many rows."""
     tiles = dict(_MATRICES)
     if weight.bits == 8:
         tiles |= _IN_8_BITS
@@ -216,11 +173,7 @@ def _tile(rows: int, weight: Packed) -> Tile:
 
 
 def arranged(x: Tensor, tile: Tile, order: Order, counters: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns of x in that order, filled up with zeros to whole tiles; their sums ``(steps, rows)``: one launch.
-
-    Args:
-        counters: they are cleared.
-    """
+    """Columns of x in that order, zeros up to whole tiles, and their sums ``(steps, rows)``; clears the counters."""
     rows, columns = x.shape
     height, steps = ceil_div(rows, tile.rows) * tile.rows, ceil_div(columns, tile.numbers)
     out = x.new_empty(height, steps * tile.numbers)
@@ -235,7 +188,7 @@ def arranged(x: Tensor, tile: Tile, order: Order, counters: Tensor) -> tuple[Ten
 
 
 def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
-    """``written`` in one launch: a program writes some rows, and of each some numbers."""
+    """``few_bits_written`` in one launch: a program writes some rows, and of each some numbers."""
     out = weight.words.new_empty(weight.rows, weight.columns, dtype=dtype)
     rows, numbers = _WRITTEN_ROWS, min(_WRITTEN_NUMBERS, weight.group or _WRITTEN_NUMBERS)
     with launching_on(out):
@@ -246,15 +199,11 @@ def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _aligned(x: Tensor) -> Tensor:
-    """Eight numbers are read at a time."""
-    return x if x.storage_offset() % 8 == 0 else x.clone()
-
-
 @operator(lambda x, words, *_: x.new_empty(*x.shape[:-1], len(words)))
 def few_bits_linear(
     x: Tensor, words: Tensor, scale: Tensor, zeros: Tensor | None, bits: int, group: int, columns: int
 ) -> Tensor:
+    """``x @ weight.T`` for x ``(..., columns)`` of 16 bits on a GPU: sums are float32, the result is in x's dtype."""
     weight = Packed(words, scale, zeros, bits, group, columns)
     inputs = x.reshape(-1, columns).contiguous()
     if len(inputs) > MOST_ROWS:
@@ -268,6 +217,7 @@ def few_bits_linear(
 def few_bits_written(
     words: Tensor, scale: Tensor, zeros: Tensor | None, bits: int, group: int, columns: int, dtype: torch.dtype
 ) -> Tensor:
+    """The weight ``(rows, columns)``, to the last bit what ``gac.runtime.storage.packed`` finds in PyTorch."""
     return unpacked(Packed(words, scale, zeros, bits, group, columns), dtype)
 
 
@@ -276,7 +226,7 @@ def few_bits_written(
 
 @jit
 def zero_points(zeros, row, group, there, groups, BITS: tl.constexpr):
-    """Those of rows and groups, float32; they are packed across the rows."""
+    """Zero points of rows and groups, float32; they are packed across the rows."""
     bit = row * BITS
     result = tl.load(zeros + bit // 32 * groups + group, mask=there, other=0) >> (bit % 32)
     if BITS == 3:
@@ -303,8 +253,7 @@ def in_halves(first, second, third):
 def _units(offsets, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr):
     """DEEP neighbouring units of each thread, as far as there are so many: tuples of words whose halves match.
 
-    Args:
-        left: how many there are; of WHOLE steps all where it is not 0 or less. What is not there may be any number.
+    Of ``left`` units; of WHOLE steps all where it is not 0 or less. What is not there may be any number.
     """
     many = tl.arange(0, DEEP)[None, :]
     there = left > 0 if WHOLE else many < left
@@ -347,7 +296,6 @@ def _scaled(sums, inputs, factors, FIRST: tl.constexpr, BITS: tl.constexpr, dtyp
 
 @jit
 def _where(there, result, kept):
-    """Of two tuples of sums."""
     return (
         tl.where(there, result[0], kept[0]), tl.where(there, result[1], kept[1]),
         tl.where(there, result[2], kept[2]), tl.where(there, result[3], kept[3]),
@@ -358,7 +306,6 @@ def _where(there, result, kept):
 def _slots(
     of_upper, of_lower, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
-    """Units of both rows of each thread, slot by slot."""
     words: tl.constexpr = 4 * DEEP * (3 if BITS == 3 else 1)
     result = ()
     for slot in tl.static_range(4):
@@ -391,7 +338,6 @@ def _of_slot(
     above, below, inputs, magic, nothing,
     BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Sums of a slot of both rows."""
     planes: tl.constexpr = 2 if BITS == 8 and dtype == tl.bfloat16 else 1
     pairs: tl.constexpr = 16 if BITS == 3 else 16 // BITS
     sums = (nothing, nothing, nothing, nothing)
@@ -453,7 +399,6 @@ def _multiplied(
 
 @jit
 def _write(high, low, out, n, TILES: tl.constexpr, PARTS: tl.constexpr):
-    """Sums of all threads of a row."""
     both = tl.reshape(tl.join(high, low), (TILES, PARTS, 8, 4, 2))
     result = tl.sum(tl.sum(both, axis=3), axis=1)
     row = tl.arange(0, TILES)[:, None, None] * 16 + tl.arange(0, 8)[None, :, None] + tl.arange(0, 2)[None, None, :] * 8
@@ -524,7 +469,6 @@ def gemv_kernel(
 
 @jit
 def _words_at(offsets, there, BITS: tl.constexpr):
-    """A word of each place, or the three of 32 numbers of 3 bits."""
     first = tl.load(offsets, mask=there, other=0)
     if BITS == 3:
         return first, tl.load(offsets + 1, mask=there, other=0), tl.load(offsets + 2, mask=there, other=0)
@@ -609,7 +553,7 @@ def gemm_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
     SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """``weight @ x.T`` for x as ``arrange`` left it: numbers go from registers into it.
+    """``weight @ x.T`` for x as ``arranged`` left it: numbers go from registers into it.
 
     They are multiplied as whole numbers. The sums of a step are scaled then, less ``inputs`` times its zero point.
     """

@@ -113,7 +113,6 @@ def sum_of(part, COUNT: tl.constexpr, APART: tl.constexpr):
 
 @jit
 def highest_of(part, COUNT: tl.constexpr, APART: tl.constexpr):
-    """In each of COUNT threads that are APART the highest of what they have."""
     shape: tl.constexpr = (part.shape[0] // (COUNT * APART), COUNT, APART)
     result = tl.max(tl.reshape(part, shape), axis=1, keep_dims=True)
     return tl.reshape(tl.broadcast_to(result, shape), part.shape)
@@ -130,7 +129,6 @@ def keep_order(thread, COMPILED: tl.constexpr):
 
 @jit
 def _eight(register, dtype: tl.constexpr):
-    """Its numbers by warp, row of the left matrix or column of the right one, and 2j or 2j + 1: float32."""
     return tl.reshape(halves(register, dtype).to(tl.float32), (register.shape[0] // 32, 8, 8))
 
 
@@ -148,12 +146,11 @@ def _interpreted(a, b, sums, dtype: tl.constexpr):
     return result
 
 
-# Loads of neighbouring words, thread by thread, for Triton kernels: a tensor has one element for each thread.
+# Loads of neighbouring words.
 
 _FURTHER = tl.constexpr("mad.wide.s32 $0, $1, $2, $3;")
 _PREFETCH = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
-_LINE = tl.constexpr(1024)
-"""Bits of a line of the L2 cache."""
+_LINE = tl.constexpr(1024)  # bits of a line of the L2 cache
 
 
 @jit
@@ -218,11 +215,9 @@ def _one_word(ptrs, there):
 
 @jit
 def neighbours(ptrs, there, COUNT: tl.constexpr, ALIGNED: tl.constexpr, COMPILED: tl.constexpr):
-    """So many words of 16 or 32 bits from each thread's place on, as int32; zeros where they are not there.
+    """So many words (1, 2 or 4) of 16 or 32 bits from each thread's place on, as int32; zeros where not ``there``.
 
-    Args:
-        there: boolean; None: all are. COUNT: 1, 2 or 4.
-        ALIGNED: words that each place is a multiple of; at most so many are read at once.
+    Each place is a multiple of ALIGNED words; at most so many are read at once.
     """
     if COMPILED:
         return _compiled(ptrs, 1 if there is None else there.to(tl.int32), COUNT, ALIGNED)
@@ -247,7 +242,7 @@ def _compiled(ptrs, there, COUNT: tl.constexpr, ALIGNED: tl.constexpr):
         return _four(ptrs, there)
 
 
-# Words in shared memory, thread by thread, for Triton kernels: what all warps of a program read again and again.
+# Words in shared memory: what all warps of a program read again and again.
 
 _RESERVE = tl.constexpr(f".shared .align 16 .b8 gac_words[{ROOM}]; mov.u32 $0, gac_words;")
 _COPY = tl.constexpr(

@@ -17,17 +17,11 @@ _MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 class QuantisedRows(NamedTuple):
-    """Rows of 8 bits.
+    """Rows of 8 bits."""
 
-    Attributes:
-        numbers: int8 or float8_e4m3fn, ``(rows, columns)``.
-        scale: of each row, float32, ``(rows, 1)``.
-        counters: int32 zeros, ``(COUNTERS,)``: programs that share a tile count there, and leave zeros.
-    """
-
-    numbers: Tensor
-    scale: Tensor
-    counters: Tensor
+    numbers: Tensor  # int8 or float8_e4m3fn, ``(rows, columns)``
+    scale: Tensor  # of each row, float32, ``(rows, 1)``
+    counters: Tensor  # int32 zeros, ``(COUNTERS,)``: programs that share a tile count there, and leave zeros
 
 
 def quantise_rows(x: Tensor, number: torch.dtype) -> QuantisedRows:
@@ -43,8 +37,7 @@ def norm_quantised(
 ) -> tuple[Tensor, QuantisedRows]:
     """Run one of ``rows.NORMS`` on x ``(..., features)`` of 16 bits, and quantise its output, in one launch.
 
-    Args:
-        full: whether it is written in 16 bits too; else what is returned of it has its shape, and is NaN.
+    The output is written in 16 bits too if ``full``; else it has its shape, and is NaN.
     """
     out, *result = normed_rows(x, weight, eps, kind, number, full)
     return (out if full else out.expand(x.shape)), QuantisedRows(*result)
@@ -114,7 +107,6 @@ def quantise_rows_kernel(
     x_ptr, numbers_ptr, scale_ptr, counters_ptr, n_cols,
     MOST: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNTERS: tl.constexpr,
 ):  # fmt: skip
-    """A program takes a row."""
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK_SIZE)
     value = tl.load(x_ptr + row * n_cols + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
@@ -128,8 +120,7 @@ def norm_rows_kernel(
 ):  # fmt: skip
     """A program takes a row through an RMSNorm.
 
-    ADDED: as of ``normed_values``. WHOLE: whether the row is written in 16 bits too; else one number stands for all
-    rows, which is none.
+    ADDED: as of ``normed_values``. WHOLE: the row is written in 16 bits too; else one NaN stands for all rows.
     """
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK_SIZE)

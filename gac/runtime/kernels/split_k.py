@@ -17,24 +17,16 @@ _KEPT = 1024  # bytes of shared memory that the GPU keeps for itself
 
 @dataclass(frozen=True)
 class Tile:
-    """The tile that a program computes.
+    """The tile that a program computes."""
 
-    Attributes:
-        rows: of the input.
-        outputs: rows of the weight.
-        numbers: of each in a step.
-        programs_per_sm: programs for each SM, at most, where several share a tile.
-    """
-
-    rows: int
-    outputs: int
-    numbers: int
+    rows: int  # of the input
+    outputs: int  # rows of the weight
+    numbers: int  # of each in a step
     warps: int
     stages: int
-    programs_per_sm: int = 2
+    programs_per_sm: int = 2  # programs for each SM, at most, where several share a tile
 
     def count(self, rows: int, outputs: int) -> int:
-        """Tiles of a product."""
         return ceil_div(rows, self.rows) * ceil_div(outputs, self.outputs)
 
     def fitted(self, step: int, device: torch.device) -> "Tile":
@@ -43,26 +35,17 @@ class Tile:
 
 
 def tile_for(rows: int, tiles: Mapping[int, Tile]) -> Tile:
-    """The one for so many rows.
-
-    Args:
-        tiles: by the most rows; the last one for more, too.
-    """
+    """The tile for so many rows; ``tiles`` are by the most rows, the last one for more, too."""
     return tiles[min((most for most in tiles if rows <= most), default=max(tiles))]
 
 
 @dataclass(frozen=True, eq=False)
 class SplitK:
-    """Programs that share tiles, every one with a part of the columns.
+    """Programs that share tiles, every one with a part of the columns."""
 
-    Attributes:
-        split: programs of a tile.
-        sums: of each program, ``(tiles, split, numbers of a tile)``.
-        counters: of programs that are done, int32, one a tile at least; they are zeros when the product is launched.
-    """
-
-    split: int
-    sums: Tensor
+    split: int  # programs of a tile
+    sums: Tensor  # of each program, ``(tiles, split, numbers of a tile)``
+    # of programs that are done, int32, one a tile at least; they are zeros when the product is launched
     counters: Tensor
 
     @staticmethod
@@ -75,12 +58,10 @@ class SplitK:
         dtype: torch.dtype,
         counters: Tensor | None = None,
     ) -> "SplitK":
-        """As many share a tile as there are programs for, where each has two steps at least.
+        """As many programs share a tile as there are for each, where each has two steps at least.
 
-        Args:
-            like: on the device.
-            dtype: of sums.
-            counters: zeros; None: new ones, which whoever launches the product clears.
+        Tensors are on the device of ``like``, sums of that dtype. Counters are zeros; without any, new ones, which
+        whoever launches the product clears.
         """
         tiles = tile.count(rows, outputs)
         split = max(
@@ -101,24 +82,21 @@ def _processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-# What Triton kernels do where several programs share a tile (``gac.runtime.kernels.split_k.SplitK``).
+# In Triton kernels.
 
 
 @jit
 def clear(counters, count, MOST: tl.constexpr):
-    """Write zeros, a power of two at most."""
+    """Write zeros to ``count`` counters; MOST is a power of two, no less."""
     offsets = tl.arange(0, MOST)
     tl.store(counters + offsets, tl.zeros((MOST,), tl.int32), mask=offsets < count)
 
 
 @jit
 def split_k_reduce(local, sums, counters, tile, part, SPLIT_K: tl.constexpr):
-    """The sum of all programs of a tile, added in order, for the last of them that comes; and whether this one is.
+    """The sum of what all programs of a tile found, in order, for the last of them that comes; and whether this one is.
 
     Counters are zeros again afterwards, so that the next launch can have them.
-
-    Args:
-        local: what this program, number ``part``, found.
     """
     last = True
     if SPLIT_K > 1:

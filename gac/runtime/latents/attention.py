@@ -43,16 +43,10 @@ def attend_latents(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend over latents: of one new token in a kernel where it can run, and on every device in PyTorch.
 
-    There keys and values of all tokens are rebuilt, and attended to as they are.
-
-    Args:
-        attention: the module, with the second factors ``k_proj.second`` and ``v_proj.second``.
-        query: rotated, shape ``(batch, heads, new tokens, head_dim)``.
-        mask: of the attention that the model's config names, which runs over what is rebuilt.
-        options: those of that attention: scaling, dropout, soft cap, sliding window.
-
-    Returns:
-        What it mixed, shape ``(batch, new tokens, heads, head_dim)``, and its weights where it has them.
+    There keys and values of all tokens are rebuilt by the second factors ``k_proj.second`` and ``v_proj.second``, and
+    attended to as the model's config names it, with its ``options``. The query is rotated, shape ``(batch, heads, new
+    tokens, head_dim)``. Returns the mixed values ``(batch, new tokens, heads, head_dim)``, and attention weights or
+    None.
     """
     seconds = _second_factors(attention)
     if (mixed := decode(attention, seconds, query, latents, mask, options)) is not None:
@@ -89,8 +83,7 @@ def _second_factors(attention: Any) -> list[Any]:
 def cache_latents(model: Any) -> None:
     """Let attentions whose k_proj or v_proj has latents cache those; in place, and no more than once.
 
-    Args:
-        model: as it runs: its pairs may share their first GEMMs.
+    The model is as it runs: its pairs may share their first GEMMs.
     """
     AttentionInterface.register(_ATTENTION, _attend)
     rotary = getattr(model.base_model, "rotary_emb", None)
@@ -105,7 +98,6 @@ def cache_latents(model: Any) -> None:
 
 
 def caches_latents(model: nn.Module) -> bool:
-    """Return whether some attention of the model does."""
     return any(second is not None for module in model.modules() for second in _second_factors(module))
 
 
@@ -125,11 +117,7 @@ def _note_latents(second: Any, inputs: tuple[Tensor]) -> tuple[Tensor, bool] | N
 
 
 class _Caching:
-    """A hook that puts itself between an attention and its cache, where it has one.
-
-    Args:
-        rotary: the model's rotary embedding; None: it has none.
-    """
+    """A hook that puts itself between an attention and its cache."""
 
     def __init__(self, rotary: Any) -> None:
         self.rotary = rotary

@@ -26,9 +26,8 @@ def decode(
 ) -> Tensor | None:
     """Return what the kernel mixes, ``(batch, 1, heads, length)``; None where it cannot run, or need not.
 
-    Args:
-        seconds: the second factors of keys and of values; None where there are none.
-        query: rotated, ``(batch, heads, new tokens, head_dim)``.
+    ``seconds`` are the second factors of keys and of values, or None; the query is rotated, ``(batch, heads, tokens,
+    head_dim)``.
     """
     if query.shape[2] != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None

@@ -32,41 +32,31 @@ _OPERATIONS = (
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """Positions of all tokens that a cache layer hands on.
+    """Positions of all tokens that a cache layer hands on."""
 
-    Attributes:
-        table: ``latent_layout.with_runs``, int32, shape ``(batch, tokens, 2)``.
-        frequencies: of the rotary embedding when each token came, float32, shape ``(batch, tokens, pairs)``; None: they
-            are the same for all tokens.
-    """
-
-    table: Tensor
+    table: Tensor  # ``layout.with_runs``, int32, shape ``(batch, tokens, 2)``
+    # of the rotary embedding when each token came, float32, shape ``(batch, tokens, pairs)``; None: they are the same
+    # for all tokens
     frequencies: Tensor | None
 
     def to(self, device: torch.device) -> "Positions":
-        """The same on a device."""
         return Positions(self.table.to(device), None if self.frequencies is None else self.frequencies.to(device))
 
 
 def update_positions(
     cache: Any, layer_idx: int, kind: str | None, position_ids: Tensor, frequencies: Tensor | None
 ) -> Positions:
-    """Keep positions of new tokens, before the cache layer itself is updated.
+    """Keep positions of new tokens ``(batch, new tokens)``, before the cache layer itself is updated.
 
-    Args:
-        cache: a cache of transformers.
-        kind: of rotary embedding; None: the model has one.
-        position_ids: of new tokens, shape ``(batch, new tokens)``, on the device of their latents.
-        frequencies: of the rotary embedding in this call, shape ``(pairs,)``; None: they never change.
-
-    Raises:
-        ValueError: the layer holds tokens without positions.
+    ``kind`` is that of the rotary embedding, None where the model has one; ``frequencies`` ``(pairs,)`` those of this
+    call, None where they never change. A ValueError says if the layer holds tokens without positions.
     """
     layer: Any = cache.layers[layer_idx]
     key = kind, getattr(type(layer), "without_positions", type(layer)), getattr(layer, "sliding_window", None)
     positioned = (other for other in cache.layers[:layer_idx] if hasattr(type(other), "without_positions"))
     if (shared := next((other.positions for other in positioned if other.positions.key == key), None)) is not None:
-        return shared.latest  # type: ignore[no-any-return]
+        latest: Positions = shared.latest
+        return latest
     if not hasattr(type(layer), "without_positions"):
         _attach(layer, layer_idx, key)
     table = layer.positions

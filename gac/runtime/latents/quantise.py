@@ -4,7 +4,7 @@ PaLU (arXiv 2407.21118) rounds its latents token by token too, and turns them by
 (arXiv 2402.02750) rounds values so, and keys by channel, for some channels of keys are always large. Here latents are
 turned when the factors are made (``gac.forms.latent.torch.RoundedLatentTensors``), so that none is.
 
-Latents of fewer bits lie in a cache as words, int16, which every cache copies bit by bit; ``latent_words`` has how.
+Latents of fewer bits lie in a cache as words, int16, which every cache copies bit by bit.
 """
 
 from dataclasses import dataclass
@@ -24,24 +24,20 @@ from gac.runtime.plain import modeling_gac
 _HALF = 4  # bits, of which a byte holds two numbers
 
 
-def quantise_latents(latents: Tensor, groups: int, bits: int | None) -> Tensor:
+def rounded_latents(latents: Tensor, groups: int, bits: int | None) -> Tensor:
     """Latents ``(..., groups * rank)`` as the cache has them, in their own dtype; gradients pass as they are.
 
     Each is ``scale * round(latent / scale)``, the scale of a token and group being its largest over that of ``bits``.
-
-    Args:
-        bits: None: they stay as they are.
+    Without ``bits`` they stay as they are.
     """
     return latents if bits is None else pack_latents(latents, groups, bits)[1]
 
 
 def pack_latents(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
-    """Quantise latents ``(..., groups * rank)``; return what a cache keeps, and them as ``quantise_latents`` does.
+    """Quantise latents ``(..., groups * rank)``; on a GPU and in 16 bits that is one launch.
 
-    On a GPU and in 16 bits that is one launch.
-
-    Returns:
-        Words, int16, ``(..., token_words(groups, rank, bits))``, and latents of the shape and dtype that they had.
+    Returns what a cache keeps, int16 words ``(..., token_words(groups, rank, bits))``, and latents as
+    ``rounded_latents`` gives them.
     """
     if can_run(latents):
         return round_latents(latents, groups, bits)
@@ -83,18 +79,12 @@ def round_latents(x: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class QuantisedLatents:
-    """Quantised latents of all tokens, as a cache holds them.
+    """Quantised latents of all tokens, as a cache holds them."""
 
-    Attributes:
-        words: int16, ``(batch, tokens, words)``.
-        groups, rank: of latents.
-        bits: of a number.
-    """
-
-    words: Tensor
+    words: Tensor  # int16, ``(batch, tokens, words)``
     groups: int
-    rank: int
-    bits: int
+    rank: int  # of a group
+    bits: int  # of a number
 
     @property
     def numbers(self) -> Tensor:
@@ -111,7 +101,7 @@ class QuantisedLatents:
         return self.words[..., -self.groups :].view(torch.bfloat16)
 
     def values(self, dtype: torch.dtype) -> Tensor:
-        """The latents, ``(batch, tokens, groups * rank)``, as ``quantise_latents`` gives them."""
+        """The latents, ``(batch, tokens, groups * rank)``, as ``rounded_latents`` gives them."""
         numbers = self.numbers.reshape(*self.words.shape[:-1], self.groups, -1)
         if self.bits == _HALF:
             low = (numbers << _HALF) >> _HALF  # of int8, whose sign is shifted in

@@ -19,34 +19,22 @@ _angles: WeakKeyDictionary[Any, dict[Any, "Angles | None"]] = WeakKeyDictionary(
 
 @dataclass(frozen=True, eq=False)
 class Angles:
-    """Rotation of the pairs of a head from one position to the next.
+    """Rotation of the pairs of a head from one position to the next."""
 
-    Attributes:
-        frequencies: radians, float32, shape ``(pairs,)``.
-        turns: ``latent_layout.turns_of``, float32.
-        scale: by which rotated keys are multiplied.
-    """
-
-    frequencies: Tensor
-    turns: Tensor
-    scale: float
+    frequencies: Tensor  # radians, float32, shape ``(pairs,)``
+    turns: Tensor  # ``layout.turns_of``, float32
+    scale: float  # by which rotated keys are multiplied
 
 
 @dataclass(frozen=True, eq=False)
 class Rotary:
-    """A model's rotary embedding, as one kind of layer uses it.
+    """A model's rotary embedding, as one kind of layer uses it."""
 
-    Attributes:
-        module: the model's.
-        kind: the type of layer that it takes as an argument; None: it takes none.
-    """
-
-    module: Any
-    kind: str | None
+    module: Any  # the model's
+    kind: str | None  # the type of layer that it takes as an argument; None: it takes none
 
     @classmethod
     def of(cls, module: Any, attention: Any) -> "Rotary":
-        """As an attention of the model uses it."""
         kinds = "layer_type" in inspect.signature(module.forward).parameters
         return cls(module, attention.config.layer_types[attention.layer_idx] if kinds else None)
 
@@ -113,25 +101,17 @@ class Rotary:
 
 @dataclass(frozen=True, eq=False)
 class Latents:
-    """Contents of one attention's cache: latents of all tokens.
+    """Contents of one attention's cache: latents of all tokens."""
 
-    Attributes:
-        keys: latents of the keys, shape ``(batch, tokens, groups * rank)``, or as they are quantised; where k_proj is
-            no pair, the keys as they are attended to, shape ``(batch, tokens, heads * head_dim)``.
-        values: the same of the values.
-        length: how many tokens there are of those that the cache has room for, on the device; None: all.
-        rotary: by which keys are rotated; None: they are not, or need not be.
-        positions: of all tokens, for that.
-    """
-
+    # latents of the keys, shape ``(batch, tokens, groups * rank)``, or as they are quantised; where k_proj is no pair,
+    # the keys as they are attended to, shape ``(batch, tokens, heads * head_dim)``
     keys: Tensor | QuantisedLatents
-    values: Tensor | QuantisedLatents
-    length: Tensor | None
-    rotary: Rotary | None
-    positions: Positions | None
+    values: Tensor | QuantisedLatents  # the same of the values
+    length: Tensor | None  # how many tokens there are of those that the cache has room for, on the device; None: all
+    rotary: Rotary | None  # by which keys are rotated; None: they are not, or need not be
+    positions: Positions | None  # of all tokens, for that
 
     @property
     def tokens(self) -> int:
-        """For which the cache has room."""
         stored = self.keys if isinstance(self.keys, Tensor) else self.keys.words
-        return stored.shape[1]
+        return stored.shape[1]  # for which the cache has room

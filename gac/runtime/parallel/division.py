@@ -23,17 +23,11 @@ where they are or are gathered in every process, or its columns, whose outputs a
 
 @dataclass(frozen=True)
 class Cut:
-    """The part of a matrix that one process has.
-
-    Attributes:
-        style: how it is divided.
-        rows: which of its rows, blocks one above the other; None: all.
-        columns: which of its columns; None: all.
-    """
+    """The part of a matrix that one process has."""
 
     style: Style
-    rows: tuple[slice, ...] | None = None
-    columns: slice | None = None
+    rows: tuple[slice, ...] | None = None  # blocks one above the other; None: all
+    columns: slice | None = None  # None: all
 
     @property
     def count(self) -> int | None:
@@ -43,17 +37,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class Cuts:
-    """The parts of matrices that one process has.
+    """The parts of matrices that one process has."""
 
-    Attributes:
-        matrices: by the name of each module that holds a matrix and is divided.
-        undivided: by the name of each weight or factor that is not, why.
-        groups: by the name of an attention, how many query heads read a key-value head there, where that changes.
-    """
-
-    matrices: dict[str, Cut] = field(default_factory=dict)
-    undivided: dict[str, str] = field(default_factory=dict)
-    groups: dict[str, int] = field(default_factory=dict)
+    matrices: dict[str, Cut] = field(default_factory=dict)  # by the name of each module that is divided
+    undivided: dict[str, str] = field(default_factory=dict)  # by the name of each weight or factor that is not, why
+    groups: dict[str, int] = field(default_factory=dict)  # by attention: queries of a key-value head if it changes
 
 
 class NotDivided(Exception):  # noqa: N818 - nothing is wrong
@@ -61,11 +49,7 @@ class NotDivided(Exception):  # noqa: N818 - nothing is wrong
 
 
 def styles_of(module: nn.Module, side: Literal["out", "in"]) -> dict[str, Style]:
-    """Return how the matrices of a weight's module are divided, by their names in it; none where it has none.
-
-    Args:
-        side: of the weight, which is divided: its outputs, or its inputs.
-    """
+    """Return how the matrices of a module are divided, by their names in it, where a side of the weight is divided."""
     if isinstance(module, LatentLinear):
         return {"first": "colwise", "second": "colwise"}
     if isinstance(module, LowRankLinear):
@@ -78,22 +62,16 @@ def styles_of(module: nn.Module, side: Literal["out", "in"]) -> dict[str, Style]
 
 
 def cuts_of(model: Any, rank: int, size: int) -> Cuts:
-    """Return what a process has of a model; nothing is changed.
-
-    Raises:
-        SplitError: nothing of it can be divided.
-    """
+    """Return what a process has of a model, which is not changed; a SplitError if nothing of it can be divided."""
     cuts = Cuts()
     for unit in units_of(model):
-        division = Division(unit, rank, size)
         try:
-            division.run()
+            parts = Division(unit, rank, size).cuts
         except NotDivided as reason:
-            cuts.undivided.update(dict.fromkeys(unit.styles, str(reason)))
-            continue
-        cuts.matrices.update(division.cuts.matrices)
-        cuts.undivided.update(division.cuts.undivided)
-        cuts.groups.update(division.cuts.groups)
+            parts = Cuts(undivided=dict.fromkeys(unit.styles, str(reason)))
+        cuts.matrices.update(parts.matrices)
+        cuts.undivided.update(parts.undivided)
+        cuts.groups.update(parts.groups)
     if not cuts.matrices:
         first = next((f"{name}: {why}" for name, why in cuts.undivided.items()), "transformers has no plan for it")
         raise SplitError(
@@ -106,19 +84,12 @@ def cuts_of(model: Any, rank: int, size: int) -> Cuts:
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """An attention or an MLP, whose weights are divided together or not at all.
+    """An attention or an MLP, whose weights are divided together or not at all."""
 
-    Attributes:
-        path: its name.
-        module: it itself.
-        styles: of its weights, by name, as transformers has them.
-        last: the name of the weight through which it writes. Its columns are divided, of the others the rows.
-    """
-
-    path: str
+    path: str  # its name
     module: Any
-    styles: Mapping[str, str]
-    last: str
+    styles: Mapping[str, str]  # of its weights, by name, as transformers has them
+    last: str  # the name of the weight through which it writes, whose columns are divided; of the others the rows
 
     def weight(self, name: str) -> Any:
         """A module within it, by its name in the model."""
@@ -138,12 +109,6 @@ class Unit:
     def query_heads(self) -> int:
         """Query heads of an attention with a q_proj."""
         return int(self.module.q_proj.out_features // self.module.head_dim)
-
-    @property
-    def has_norms_over_heads(self) -> bool:
-        """True if the module has matrices beside its weights, such as norms with weights for each head."""
-        of_weights = {id(parameter) for name in self.styles for parameter in self.weight(name).parameters()}
-        return any(parameter.ndim > 1 and id(parameter) not in of_weights for parameter in self.module.parameters())
 
 
 def units_of(model: Any) -> Iterator[Unit]:
@@ -167,28 +132,20 @@ def units_of(model: Any) -> Iterator[Unit]:
 
 
 class Division:
-    """The division of a unit, of which ``cuts`` has the parts of one process."""
+    """The division of a unit, of which ``cuts`` has the parts of one process; NotDivided says why it stays whole."""
 
     def __init__(self, unit: Unit, rank: int, size: int) -> None:
         self._unit, self._rank, self._size, self.cuts = unit, rank, size, Cuts()
-
-    def run(self) -> None:
-        """Divide every matrix of the unit.
-
-        Raises:
-            NotDivided: why all of it has to stay whole.
-        """
-        unit, heads = self._unit, self._unit.heads
-        last = unit.weight(unit.last)
+        heads, last = unit.heads, unit.weight(unit.last)
         self._check(heads, last.in_features)
-        shares = heads is not None and heads < self._size
+        shares = heads is not None and heads < size
         for name in unit.styles:
             module = unit.weight(name)
             if name != unit.last:
-                parts = heads if heads and shares and name.endswith(("k_proj", "v_proj")) else self._size
+                parts = heads if heads and shares and name.endswith(("k_proj", "v_proj")) else size
                 blocks = 1 if heads is not None else module.out_features // last.in_features
-                self._outputs(name, module, self._ranges(module.out_features, parts, blocks))
-        (columns,) = self._ranges(last.in_features, self._size, 1)
+                self._add_outputs(name, module, self._ranges(module.out_features, parts, blocks))
+        (columns,) = self._ranges(last.in_features, size)
         for leaf, style in styles_of(last, "in").items():
             path = f"{unit.last}.{leaf}" if leaf else unit.last
             if style == "rowwise":
@@ -196,7 +153,7 @@ class Division:
             else:
                 self._add_gathered(path, last.out_features)
         if shares:
-            self.cuts.groups[unit.path] = unit.query_heads // self._size
+            self.cuts.groups[unit.path] = unit.query_heads // size
 
     def _check(self, heads: int | None, neurons: int) -> None:
         unit = self._unit
@@ -204,13 +161,16 @@ class Division:
             if neurons % self._size:
                 raise NotDivided(f"{neurons} neurons")
             return
-        if {*unit.styles.values()} != {"colwise", "rowwise"} or unit.has_norms_over_heads:
+        of_weights = {id(parameter) for name in unit.styles for parameter in unit.weight(name).parameters()}
+        others = (parameter for parameter in unit.module.parameters() if id(parameter) not in of_weights)
+        norms_over_heads = any(parameter.ndim > 1 for parameter in others)
+        if {*unit.styles.values()} != {"colwise", "rowwise"} or norms_over_heads:
             raise NotDivided("its attention computes with all heads at once")
         shared = hasattr(unit.module, "k_proj") and self._size % heads == 0
         if heads % self._size and not (shared and unit.query_heads % self._size == 0):
             raise NotDivided(f"{heads} key-value heads")
 
-    def _outputs(self, name: str, module: Any, rows: tuple[slice, ...]) -> None:
+    def _add_outputs(self, name: str, module: Any, rows: tuple[slice, ...]) -> None:
         for leaf, style in styles_of(module, "out").items():
             path = f"{name}.{leaf}" if leaf else name
             if style == "colwise_gather":
@@ -220,11 +180,11 @@ class Division:
 
     def _add_gathered(self, path: str, rows: int) -> None:
         try:
-            self._add(path, Cut("colwise_gather", rows=self._ranges(rows, self._size, 1)))
+            self._add(path, Cut("colwise_gather", rows=self._ranges(rows, self._size)))
         except NotDivided as reason:
             self.cuts.undivided[path] = str(reason)
 
-    def _ranges(self, rows: int, parts: int, blocks: int) -> tuple[slice, ...]:
+    def _ranges(self, rows: int, parts: int, blocks: int = 1) -> tuple[slice, ...]:
         length, index = rows // blocks, self._rank * parts // self._size
         if length % parts:
             raise NotDivided(f"{length} rows")
@@ -246,8 +206,7 @@ class Division:
 
 def _latents(module: LatentLinear, rows: slice) -> slice:
     """The latents of which such rows of the second factor are made."""
-    second: Any = module.second
-    groups = int(second.blocks)
+    groups = int(module.second.blocks)  # type: ignore[arg-type]
     rank, length = module.rank // groups, module.out_features // groups
     undivided = rows.start % length == 0 and rows.stop % length == 0
     if not undivided and rows.start // length != (rows.stop - 1) // length:

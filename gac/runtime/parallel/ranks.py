@@ -14,13 +14,7 @@ _PARALLEL = ("fsdp_size", "dp_replicate_size", "pp_size", "ep_size")
 
 
 class SplitError(ValueError):
-    """A model that cannot be split as it was asked for.
-
-    Args:
-        value: what was asked for or found.
-        expected: what would have been accepted.
-        remedy: what to do next.
-    """
+    """A model that cannot be split as it was asked for: what was given, what was expected, and what to do next."""
 
     def __init__(self, value: str, expected: str, remedy: str) -> None:
         self.given, self.expected, self.remedy = value, expected, remedy
@@ -29,22 +23,15 @@ class SplitError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """Processes of which each holds a part of the model, on a GPU of its own or on the CPU.
+    """Processes of which each holds a part of the model, on a GPU of its own or on the CPU."""
 
-    Attributes:
-        group: of ``torch.distributed``; None where nothing is sent, as for a model that is only looked at.
-        rank: of this process.
-        size: how many there are.
-        device: where this one computes.
-    """
-
-    group: Any
-    rank: int
-    size: int
-    device: torch.device
+    group: Any  # of ``torch.distributed``; None where nothing is sent, as for a model that is only looked at
+    rank: int  # of this process
+    size: int  # how many there are
+    device: torch.device  # where this one computes
 
     def summed(self, part: Tensor) -> Tensor:
-        """The sum over all processes (all-reduce); what is given may be written to."""
+        """The sum over all processes (all-reduce); the argument may be written to."""
         _check_no_gradients(part)
         part = part.contiguous()
         distributed.all_reduce(part, group=self.group)
@@ -63,11 +50,7 @@ class Ranks:
         return result.view(self.size, *part.shape)
 
     def check_alike(self, value: Any, what: str) -> None:
-        """Refuse what is not the same in all processes.
-
-        Raises:
-            SplitError: names the first process that has something else than process 0.
-        """
+        """Raise a SplitError that names the first process that has something else than process 0."""
         result: list[Any] = [None] * self.size
         distributed.all_gather_object(result, value, group=self.group)
         for rank, item in enumerate(result):
@@ -79,8 +62,7 @@ class Ranks:
                 )
 
     def __deepcopy__(self, memo: Any) -> "Ranks":
-        """Itself: copies of a model are split over the same processes."""
-        return self
+        return self  # copies of a model are split over the same processes
 
 
 def _check_no_gradients(part: Tensor) -> None:
@@ -89,14 +71,10 @@ def _check_no_gradients(part: Tensor) -> None:
 
 
 def ranks_asked_for(options: dict[str, Any]) -> Ranks | None:
-    """The processes over which ``from_pretrained`` is to split the model; None: it is whole.
+    """The processes over which ``from_pretrained`` is to split the model; None: it is not split.
 
-    Args:
-        options: of ``from_pretrained``; what asks for splitting is taken out of them: ``tp_plan="auto"``, ``tp_size``,
-            ``device_mesh``, or a ``distributed_config`` with the first two.
-
-    Raises:
-        SplitError: they ask for something else, or for other processes than there are.
+    Options that ask for splitting are taken out: ``tp_plan="auto"``, ``tp_size``, ``device_mesh``, or a
+    ``distributed_config`` with the first two. A SplitError says if they ask for something else, or for other processes.
     """
     distributed_config = options.pop("distributed_config", None)
     plan, size, mesh = (options.pop(name, None) for name in ("tp_plan", "tp_size", "device_mesh"))
@@ -122,11 +100,7 @@ def ranks_asked_for(options: dict[str, Any]) -> Ranks | None:
 
 
 def started() -> Ranks:
-    """All processes that torchrun has started, each with the GPU of its local rank, or with the CPU without GPUs.
-
-    Raises:
-        SplitError: torchrun has started none.
-    """
+    """All processes of torchrun, each with the GPU of its local rank, or the CPU; a SplitError if there are none."""
     if not distributed.is_initialized():
         if "RANK" not in os.environ:
             raise SplitError("tp_plan in one process", "several", "Start them with torchrun --nproc-per-node 2.")

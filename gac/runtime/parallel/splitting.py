@@ -5,6 +5,7 @@ What is left of a module is the same module with smaller tensors, so that all th
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +21,10 @@ _logger = logging.getLogger("gac")
 
 
 def split(model: Any, ranks: Ranks) -> None:
-    """Leave of a model what this process has of it, on its device; the model is changed in place.
+    """Leave of a causal LM what this process has of it, on its device; it is changed in place, without gradients.
 
-    It runs without gradients from then on. What cannot be divided stays whole, which process 0 says once.
-
-    Args:
-        model: a causal LM of transformers, whole, whose weights share no GEMMs yet.
-
-    Raises:
-        SplitError: nothing of it can be divided.
+    What cannot be divided stays whole, which process 0 says once. Its weights share no GEMMs yet. A SplitError says if
+    nothing of it can be divided.
     """
     cuts = cuts_of(model, ranks.rank, ranks.size)
     for name, cut in cuts.matrices.items():
@@ -49,15 +45,14 @@ def split(model: Any, ranks: Ranks) -> None:
 
 
 def _take(module: Any, cut: Cut, ranks: Ranks) -> None:
-    take = _take_stored if isinstance(module, StoredLinear) else _take_plain
-    take(module, cut, ranks.device)
+    (_take_stored if isinstance(module, StoredLinear) else _take_plain)(module, cut, ranks.device)
     if module.bias is not None:
         keeps_bias = cut.columns is None or ranks.rank == 0  # outputs are summed
         module.bias = _parameter(_rows(module.bias.detach(), cut.rows), ranks.device) if keeps_bias else None
     module.out_features = cut.count or module.out_features
     if cut.columns is not None:
         module.in_features = cut.columns.stop - cut.columns.start
-        module.register_forward_hook(_Exchange(ranks.summed))
+        _exchange_outputs(module, ranks.summed)
 
 
 def _take_plain(module: Any, cut: Cut, device: torch.device) -> None:
@@ -106,25 +101,23 @@ def _parameter(part: Tensor, device: torch.device) -> nn.Parameter:
 
 
 def _join(pair: LowRankLinear, name: str, cuts: Mapping[str, Cut], ranks: Ranks) -> None:
-    """Set the sizes of a pair after its factors are cut, and gather between or behind them where that is due."""
+    """Set the sizes of a pair whose factors are cut, and gather between or behind them where that is due."""
     first, second = (cuts.get(f"{name}.{factor}") for factor in ("first", "second"))
     pair.in_features, pair.rank = pair.first.in_features, pair.first.out_features
     pair.out_features = pair.second.out_features
     if first is not None and first.style == "colwise_gather":
         pair.gathers_from = ranks
     if second is not None and second.style == "colwise_gather":
-        pair.second.register_forward_hook(_Exchange(ranks.gathered))
+        _exchange_outputs(pair.second, ranks.gathered)
         pair.out_features *= ranks.size
 
 
-class _Exchange:
-    """A forward hook that exchanges outputs with the other processes."""
+def _exchange_outputs(module: Any, exchange: Callable[[Tensor], Tensor]) -> None:
+    module.register_forward_hook(partial(_exchanged, exchange))
 
-    def __init__(self, exchange: Callable[[Tensor], Tensor]) -> None:
-        self.exchange = exchange
 
-    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return self.exchange(output)
+def _exchanged(exchange: Callable[[Tensor], Tensor], module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return exchange(output)
 
 
 def _divide_head(model: Any, ranks: Ranks) -> dict[str, str]:
@@ -147,5 +140,5 @@ def _divide_head(model: Any, ranks: Ranks) -> dict[str, str]:
     if head.bias is not None:
         head.bias = _parameter(head.bias.detach()[part], ranks.device)
     head.out_features = rows
-    head.register_forward_hook(_Exchange(ranks.gathered))
+    _exchange_outputs(head, ranks.gathered)
     return {}

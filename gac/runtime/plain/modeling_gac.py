@@ -1,10 +1,8 @@
 """A model that GAC compressed, in plain PyTorch, for ``trust_remote_code=True``. Licence: Apache-2.0.
 
 The key ``gac`` of ``config.json`` names the module of every compressed weight, its sizes and its storage. This file
-builds transformers' architecture, and replaces its linear layers by those modules. It imports torch and transformers,
-and reads no other file than the plan and the card, which it writes again when the model is saved.
-
-Nothing here is fast. After ``import gac`` transformers uses GAC's classes, which run kernels and cache latents.
+builds transformers' architecture with these modules. It imports torch and transformers, and reads no other file than
+the plan and the card, which it writes again. It is not fast: GAC's classes, after ``import gac``, run kernels.
 """
 
 import sys
@@ -25,16 +23,15 @@ SCHEMA = 3
 DOCUMENTS = ("plan.json", "README.md")
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 HEAD_ROWS = 2**13  # rows of a quantised LM head that are in the model's dtype at a time
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes; casts of a model leave them
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of every tensor that holds a matrix, by name
 
 
 # How numbers are stored: the tensors that hold a matrix (rows, columns), the matrix of them, and products with it.
-
-
 def unpack(words: Tensor, bits: int, columns: int) -> Tensor:
     """Unpack int32 words ``(rows, words)`` into numbers ``(rows, columns)``: a row is a string of bits, lowest first.
 
-    Of 3 bits, a number may end in the next word, so each word is read together with the one behind it.
+    A number of 3 bits may end in the next word, so each word is read together with the one behind it.
     """
     period = lcm(bits, 32) // bits  # numbers after which one begins with a word again
     words = in_parts(words.long() & 0xFFFFFFFF, period * bits // 32)
@@ -46,9 +43,7 @@ def unpack(words: Tensor, bits: int, columns: int) -> Tensor:
 def dequantise(numbers: Tensor, scale: Tensor, zero: Any, size: int, dtype: torch.dtype) -> Tensor:
     """Return ``scale * (number - zero)``, exact in float32, then rounded to the dtype.
 
-    Args:
-        numbers: shape ``(rows, columns)``; ``size`` neighbouring columns have one scale.
-        scale, zero: shape ``(rows, groups)``; a zero may also be one number.
+    Scale and zero have shape ``(rows, groups)``, of ``size`` columns each; the zero may also be one number.
     """
     shift = zero.float()[..., None] if isinstance(zero, Tensor) else zero
     values = in_parts(numbers, size).float().sub_(shift).mul_(scale.float()[..., None]).to(dtype)
@@ -76,8 +71,10 @@ class PackedIntegers:
     def tensors(self, rows: int, columns: int) -> Layout:
         groups = -(-columns // self.columns_of_group(columns))
         words, words_across = (-(-numbers * self.bits // 32) for numbers in (columns, rows))
-        tensors: Layout = {"weight_packed": ((rows, words), torch.int32)}
-        tensors["weight_scale"] = (rows, groups), torch.float16
+        tensors: Layout = {
+            "weight_packed": ((rows, words), torch.int32),
+            "weight_scale": ((rows, groups), torch.float16),
+        }
         tensors["weight_shape"] = (2,), torch.int64  # for other readers of the format
         if self.zero:  # zero points are packed along the rows
             tensors["weight_zero_point"] = (words_across, groups), torch.int32
@@ -90,7 +87,6 @@ class PackedIntegers:
         return dequantise(numbers, tensors["weight_scale"], zero, self.columns_of_group(columns), dtype)
 
     def columns_of_group(self, columns: int) -> int:
-        """Return how many columns of a row have one scale."""
         return max(min(self.group or columns, columns), 1)
 
 
@@ -98,8 +94,8 @@ class PackedIntegers:
 class Integers8:
     """``scale * number`` with int8 numbers and a scale a row; inputs are quantised likewise, token by token.
 
-    Quantised inputs are multiplied as numbers of the model's dtype, which holds them exactly. They are divided by
-    ``divisor``, so that no sum leaves the range of float16, and the product is multiplied by it again.
+    Quantised inputs are multiplied in the model's dtype, which holds them exactly, divided by ``divisor``, so that no
+    sum leaves the range of float16.
     """
 
     number, scale, largest, divisor = torch.int8, torch.float16, 127, 128
@@ -167,15 +163,14 @@ class Matrix(nn.Module):
         stored = {id(tensor) for tensor in self.buffers(recurse=False) if tensor.is_floating_point()}
 
         def move(tensor: Tensor) -> Tensor:
-            integer = torch.int16 if tensor.itemsize == 2 else torch.uint8  # which casts of a model leave as they are
-            return fn(tensor.view(integer)).view(tensor.dtype) if id(tensor) in stored else fn(tensor)
+            if id(tensor) not in stored:
+                return fn(tensor)
+            return fn(tensor.view(INTEGERS[tensor.itemsize])).view(tensor.dtype)
 
         return super()._apply(move, recurse)
 
 
 # What a weight is replaced by. x has shape (..., in_features).
-
-
 def linear(in_features: int, out_features: int, bias: bool = False, storage: Any = None, **where: Any) -> nn.Module:
     """Make an ``nn.Linear``, or a quantised one. Its values, and its bias, are read from files."""
     if storage is None:
@@ -185,16 +180,15 @@ def linear(in_features: int, out_features: int, bias: bool = False, storage: Any
 
 def low_rank(in_features: int, rank: int, out_features: int, bias: bool, **how: Any) -> nn.Module:
     """Make ``y = B (A x) + bias``: A (rank, in) is ``first``, B (out, rank) and the bias are ``second``."""
-    pair = {"first": linear(in_features, rank, **how), "second": linear(rank, out_features, bias, **how)}
-    return nn.Sequential(OrderedDict(pair))
+    first, second = linear(in_features, rank, **how), linear(rank, out_features, bias, **how)
+    return nn.Sequential(OrderedDict(first=first, second=second))
 
 
 def latent(in_features: int, groups: int, rank: int, out_features: int, bits: Any = None, **how: Any) -> nn.Module:
     """Make a pair for each group of key or value heads; ``first(x)`` is the latent that GAC's classes cache."""
     first = linear(in_features, groups * rank, **how | {"bias": False})
-    return nn.Sequential(
-        OrderedDict(first=first, second=BlockLinear((groups, out_features // groups, rank), bits, **how))
-    )
+    second = BlockLinear((groups, out_features // groups, rank), bits, **how)
+    return nn.Sequential(OrderedDict(first=first, second=second))
 
 
 class BlockLinear(Matrix):
@@ -233,8 +227,7 @@ class Heads:
         self.features, self.length = features, length
 
     def view(self, *shape: Any) -> Tensor:
-        """Return the features as ``(*leading, heads, length)``; the head_dim that the caller gives is ignored."""
-        leading = shape[0] if len(shape) == 1 else shape
+        leading = shape[0] if len(shape) == 1 else shape  # the head_dim that the caller gives is ignored
         return self.features.view(*leading[:-1], self.length)
 
 
@@ -297,7 +290,7 @@ class StoredEmbedding(Matrix):
         return rows * torch.tensor(self.factor, dtype=rows.dtype, device=rows.device)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.weight_scale.device)).dtype
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=next(self.buffers()).device)).dtype
         return super()._apply(fn, recurse)
 
 
@@ -314,8 +307,7 @@ class StoredHead(Matrix):
 
     def forward(self, x: Tensor) -> Tensor:
         matrix, parts = self._tied[0] or self, []
-        for start in range(0, self.out_features, HEAD_ROWS):
-            rows = slice(start, min(start + HEAD_ROWS, self.out_features))
+        for rows in (slice(start, start + HEAD_ROWS) for start in range(0, self.out_features, HEAD_ROWS)):
             bias = None if self.bias is None else self.bias[rows]
             parts.append(matrix.storage.linear(x, matrix.values(x.dtype, rows).to(x.device), bias))
         return torch.cat(parts, -1)
@@ -326,8 +318,6 @@ MODULES |= {"RoundedLatentLinear": latent, "ValueLinear": ValueLinear, "Absent":
 
 
 # The model: transformers' own architecture, in which the modules above replace linear layers.
-
-
 def storage_of(described: dict[str, Any]) -> Any:
     """Return what stores the numbers of a module; None: the module itself does, in the model's dtype."""
     return STORAGES[described["storage"]](**described["options"]) if "storage" in described else None
@@ -362,8 +352,10 @@ class CompressedConfig:
         if isinstance(layout, dict) and layout.get("quant_method") == "compressed-tensors":
             values["compression_config"] = values.pop("quantization_config")
         if (manager := sys.modules.get("transformers.cli.serving.model_manager")) is not None:
-            for name in values.get("architectures") or ():  # `transformers serve` looks for it in transformers
-                setattr(manager.transformers, name, getattr(sys.modules[cls.__module__], name))
+            names = values.get("architectures")
+            for name in names if isinstance(names, list) else ():  # `transformers serve` looks for them in transformers
+                if str(name).startswith("Gac"):
+                    setattr(manager.transformers, name, getattr(sys.modules[cls.__module__], name))
         return super().from_dict(values, **options)
 
     def to_dict(self) -> dict[str, Any]:
@@ -376,7 +368,8 @@ class CompressedModel:
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         if config._attn_implementation == "vllm":
-            raise ValueError("vLLM runs GAC's checkpoints by a plugin, not by this file; serve it with transformers.")
+            remedy = "for vLLM write it with gac export --compressed-tensors"
+            raise ValueError(f"attention of vLLM; expected one in transformers, which runs this model; {remedy}.")
         super().__init__(config, *args, **options)
         if getattr(config, "gac", None) is not None:
             self._replace_modules(config.gac)

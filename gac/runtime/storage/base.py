@@ -12,12 +12,11 @@ from torch.nn import functional
 from gac.runtime.kernels.gpu import unsupported_reason, warn_slow_path_once
 from gac.runtime.kernels.quantise_rows import QuantisedRows
 
-Tensors = Mapping[str, Tensor]
-"""The tensors of one matrix, by name."""
+Tensors = Mapping[str, Tensor]  # the tensors of one matrix, by name
 
 
 def not_scales(tensors: Tensors, name: str) -> str | None:
-    """Return the flaw of a tensor with numbers that are no scales: negative, zero or not finite; None: it has none."""
+    """Return the flaw of a tensor of scales of which some are negative, zero or not finite; None: it has none."""
     least, most = torch.aminmax(tensors[name])  # NaN, where there is one
     if least.item() > 0 and most.item() < inf:
         return None
@@ -32,14 +31,10 @@ class Storage(ABC):
     ``gac.runtime.plain.modeling_gac``. One that quantises inputs has its own ``linear``; one with a kernel has
     ``kernel`` and ``kernel_unsupported_reason``, and where that reads quantised inputs ``number`` and
     ``kernel_of_quantised``.
-
-    Attributes:
-        metadata: tensors that hold nothing of the matrix, and do not count as its bytes.
-        number: dtype of quantised inputs; None: the kernel reads them in 16 bits.
     """
 
-    metadata: ClassVar[frozenset[str]] = frozenset()
-    number: Any = None
+    metadata: ClassVar[frozenset[str]] = frozenset()  # tensors that hold nothing of the matrix, and are not counted
+    number: Any = None  # dtype of quantised inputs; None: the kernel reads them in 16 bits
 
     @abstractmethod
     def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

@@ -52,7 +52,8 @@ class Floats8(modeling_gac.Floats8, _EightBits):
         return super().flaw(tensors, rows, columns)
 
 
-Reader = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-READERS: dict[str, Reader] = {"int8": Integers8().quantise, "float8": Floats8().quantise}
+READERS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "int8": Integers8().quantise,
+    "float8": Floats8().quantise,
+}
 """Ways to quantise inputs: of x ``(..., features)`` numbers in its dtype, and a scale a token, ``(..., 1)``."""

@@ -7,20 +7,13 @@ from torch import Tensor, nn
 
 from gac.runtime.kernels.low_bit import MOST_ROWS
 from gac.runtime.plain import modeling_gac
+from gac.runtime.plain.modeling_gac import HEAD_ROWS
 from gac.runtime.storage.base import Storage
 from gac.runtime.storage.modules import Stored, StoredLinear
 
-ROWS = 2**13
-"""Rows of a head that are in the model's dtype at a time."""
-
 
 class StoredEmbedding(modeling_gac.StoredEmbedding, Stored):
-    """The rows of a matrix in a storage, in the model's dtype: ``(..., columns)`` for ids ``(...)``.
-
-    Args:
-        storage: what holds the matrix.
-        dense: the ``nn.Embedding`` that it stands for, which may multiply what it has looked up by a number.
-    """
+    """The rows of a matrix in a storage, in the model's dtype: ``(..., columns)`` for ids ``(...)``."""
 
     def __init__(self, storage: Storage, dense: Any) -> None:
         super().__init__(storage, dense)
@@ -44,15 +37,7 @@ class StoredHead(StoredLinear):
 
 
 class TiedHead(nn.Module):
-    """A head that multiplies with what an embedding holds; of its own it has a bias at most.
-
-    Args:
-        embedding: what holds the matrix.
-        plain: the module that it stands for; its bias becomes this one's.
-
-    Attributes:
-        part: the rows that it multiplies with.
-    """
+    """A head that multiplies with what an embedding holds, or a ``part`` of its rows; it has a bias at most."""
 
     def __init__(self, embedding: StoredEmbedding, plain: Any) -> None:
         super().__init__()
@@ -71,14 +56,14 @@ class TiedHead(nn.Module):
 
 
 def _multiplied(x: Tensor, matrix: Stored, part: slice, bias: Tensor | None) -> Tensor:
-    """``x @ matrix[part].T + bias``, ``ROWS`` rows at a time: all of a head in the model's dtype takes much memory.
+    """``x @ matrix[part].T + bias``, ``HEAD_ROWS`` rows at a time, since a head in the model's dtype takes much memory.
 
     Of few inputs it is one product, where the storage has a kernel.
     """
     storage, columns, rows = matrix.storage, matrix.matrix[1], part.stop - part.start
     stored = {name: item.to(x.device) for name, item in matrix.counted.items()}
     in_one = x.numel() <= MOST_ROWS * columns and storage.unsupported_reason(x.device, x.dtype, rows, columns) is None
-    step, parts = rows if in_one else ROWS, []
+    step, parts = rows if in_one else HEAD_ROWS, []
     for start in range(0, rows, step):
         stop = min(start + step, rows)
         tensors = storage.slice_rows(stored, slice(part.start + start, part.start + stop))
@@ -106,11 +91,7 @@ def unusual(module: Any) -> str | None:
 def replace_embeddings(model: Any, storage: Storage, tied: bool) -> dict[str, nn.Module]:
     """Return quantised modules for embedding and head, by their names in the model; they hold zeros as yet.
 
-    Args:
-        tied: whether the head multiplies with the embedding.
-
-    Raises:
-        ValueError: one of them is no plain embedding or linear weight.
+    ``tied``: the head multiplies with the embedding. A ValueError says if one of them is no plain embedding or weight.
     """
     dense = embeddings_of(model)
     for name, module in dense.items():

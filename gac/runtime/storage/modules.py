@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gac.runtime.latents.quantise import quantise_latents
-from gac.runtime.modules import BlockLinear, ValueLinear, multiply_blocks
+from gac.runtime.latents.quantise import rounded_latents
+from gac.runtime.modules import BlockLinear, ValueLinear
 from gac.runtime.plain import modeling_gac
-from gac.runtime.plain.modeling_gac import Heads
+from gac.runtime.plain.modeling_gac import Heads, multiply_blocks
 from gac.runtime.storage.base import Storage, Tensors
 from gac.runtime.storage.eight_bits import Floats8, Integers8
 from gac.runtime.storage.packed import PackedIntegers
@@ -37,12 +37,11 @@ class Stored(modeling_gac.Matrix):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the storage, by name."""
         return {name: tensor for name, tensor in self._buffers.items() if tensor is not None}
 
     @property
     def counted(self) -> dict[str, Tensor]:
-        """Those of them that hold the matrix, whose bytes are its own."""
+        """The tensors that hold the matrix, whose bytes are its own."""
         return {name: item for name, item in self.tensors.items() if name not in self.storage.metadata}
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
@@ -55,8 +54,8 @@ class Stored(modeling_gac.Matrix):
             setattr(self, name, value)
 
     def values(self, dtype: torch.dtype, rows: Any = slice(None)) -> Tensor:
-        """The matrix in the shape that it has in the plain module."""
-        return self.storage.values(self.tensors, *self.matrix, dtype).view(self.shape)
+        """The matrix in the shape that it has in the plain module, or some of its rows."""
+        return self.storage.values(self.tensors, *self.matrix, dtype).view(self.shape)[rows]
 
 
 class StoredLinear(Stored):
@@ -64,24 +63,20 @@ class StoredLinear(Stored):
 
     It is no ``nn.Linear``: what puts layers of its own in the place of those would lose the numbers. The bias is the
     plain module's.
-
-    Attributes:
-        shared: the ``SharedGemm`` that it shares with others, and its index among them; None: it runs by itself.
-        before: the ``QuantisingNorm`` that may have its input; None: it quantises that itself.
     """
 
     def __init__(self, storage: Storage, plain: Any) -> None:
         super().__init__(tuple(plain.weight.shape), storage, device=plain.weight.device)
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.bias: nn.Parameter | None = plain.bias
-        self.shared: tuple[Any, int] | None = None
-        self.before: Any = None
+        self.shared: tuple[Any, int] | None = None  # a ``SharedGemm``, and its index there; None: it runs by itself
+        self.before: Any = None  # the ``QuantisingNorm`` that may have its input; None: it quantises that itself
         self.train(plain.training)
 
     @staticmethod
     def of(storage: Storage, plain: nn.Module) -> "StoredLinear":
-        """A module that ``is_matrix``, in a storage."""
-        return _STORED[type(plain)](storage, plain)
+        stored: StoredLinear = _STORED[type(plain)](storage, plain)
+        return stored
 
     def forward(self, x: Tensor) -> Any:
         if self.shared is None:
@@ -120,8 +115,6 @@ class StoredLinear(Stored):
 
 
 class StoredValues(StoredLinear):
-    """A ``ValueLinear`` in a storage."""
-
     def __init__(self, storage: Storage, plain: ValueLinear) -> None:
         super().__init__(storage, plain)
         self.length = plain.length
@@ -131,8 +124,6 @@ class StoredValues(StoredLinear):
 
 
 class StoredBlocks(StoredLinear):
-    """A ``BlockLinear`` in a storage."""
-
     def __init__(self, storage: Storage, plain: BlockLinear) -> None:
         super().__init__(storage, plain)
         self.bits = plain.bits
@@ -142,14 +133,11 @@ class StoredBlocks(StoredLinear):
         return self.shape[0]
 
     def forward(self, x: Tensor, is_rounded: bool = False) -> Tensor:
-        """As that of a ``BlockLinear``."""
-        x = x if is_rounded else quantise_latents(x, self.blocks, self.bits)
+        x = x if is_rounded else rounded_latents(x, self.blocks, self.bits)
         return multiply_blocks(x, self.values(x.dtype), self.bias)
 
 
-_STORED: dict[type, type[StoredLinear]] = {
-    nn.Linear: StoredLinear, ValueLinear: StoredValues, BlockLinear: StoredBlocks
-}  # fmt: skip
+_STORED: dict[type, Any] = {nn.Linear: StoredLinear, ValueLinear: StoredValues, BlockLinear: StoredBlocks}
 
 
 def is_matrix(module: nn.Module) -> bool:
@@ -158,7 +146,7 @@ def is_matrix(module: nn.Module) -> bool:
 
 
 def store_in(storage: Storage, module: nn.Module) -> nn.Module:
-    """The module with all its matrices in a storage, zeros as yet; what is given is used up."""
+    """The module with all its matrices in a storage, zeros as yet; the argument is used up."""
     if is_matrix(module):
         return StoredLinear.of(storage, module)
     for name, child in module.named_children():
@@ -166,15 +154,23 @@ def store_in(storage: Storage, module: nn.Module) -> nn.Module:
     return module
 
 
-def plain_state(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The module's ``state_dict`` as if no matrix were in a storage: in its place stands the weight in the dtype."""
-    state = dict(module.state_dict())
-    for path, stored in stored_modules(module).items():
-        prefix = f"{path}." if path else ""
-        for name in stored.tensors:
-            del state[prefix + name]
-        state[f"{prefix}weight"] = stored.values(dtype)
-    return state
+def plain_state(module: nn.Module, dtype: torch.dtype, left_out: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """The module's ``state_dict`` as if no matrix were in a storage: in its place stands the weight in the dtype.
+
+    Names that begin with one ``left_out`` are not there.
+    """
+    stored = stored_names(module)
+    state = {name: value for name, value in module.state_dict().items() if name not in stored}
+    for path, matrix in stored_modules(module).items():
+        if not f"{path}.".startswith(left_out or "\0"):
+            state[f"{path}.weight".lstrip(".")] = matrix.values(dtype)
+    return {name: value.detach() for name, value in state.items() if not name.startswith(left_out or "\0")}
+
+
+def stored_names(module: nn.Module) -> set[str]:
+    """Return the names of tensors in its ``state_dict`` that hold matrices in a storage."""
+    modules = stored_modules(module).items()
+    return {f"{path}.{name}".lstrip(".") for path, stored in modules for name in stored.tensors}
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -184,7 +180,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def without_kernels(model: Any) -> Counter[str]:
-    """Why stored matrices of a model run in plain PyTorch where it is, and how many; none whose kernels run."""
+    """Count why stored matrices of a model run in plain PyTorch where it is."""
     reasons = (
         stored.storage.unsupported_reason(model.device, model.dtype, *stored.matrix)
         for stored in stored_modules(model).values()
@@ -193,5 +189,5 @@ def without_kernels(model: Any) -> Counter[str]:
 
 
 def stored_modules(module: nn.Module) -> dict[str, Stored]:
-    """Those within it whose matrices are in a storage, by name; the empty one is its own."""
+    """Return the modules within it whose matrices are in a storage, by name; the empty one is its own."""
     return {name: stored for name, stored in module.named_modules() if isinstance(stored, Stored)}

@@ -12,17 +12,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gac.runtime.kernels.low_bit import Packed, dequantised, linear
+from gac.runtime.kernels.low_bit import Packed, few_bits_linear, few_bits_written
 from gac.runtime.limits import few_bits
 from gac.runtime.plain import modeling_gac
 from gac.runtime.storage.base import Storage, Tensors, not_scales
 
-WORD = 32
-"""Bits of a word."""
+WORD = 32  # bits
 
 
 def words_of(numbers: int, bits: int) -> int:
-    """Return how many words a row of numbers takes."""
     return -(-numbers * bits // WORD)
 
 
@@ -44,13 +42,8 @@ class PackedIntegers(modeling_gac.PackedIntegers, Storage):
     along each column of ``(rows, groups)``; ``weight_shape`` (int64, ``(2,)``) rows and columns, for other readers.
     Products are those of the values in the dtype of the input.
 
-    Attributes:
-        bits: of a number, 1 to 8.
-        group: neighbouring columns that have one scale; None: all of a row.
-        zero: whether there are zero points; without them the zero is ``2 ** (bits - 1)``.
-
-    Raises:
-        ValueError: one of them is out of range.
+    Numbers have 1 to 8 ``bits``; ``group`` neighbouring columns have one scale (None: all of a row); without zero
+    points (``zero``) the zero is ``2 ** (bits - 1)``. A ValueError says if one of them is out of range.
     """
 
     metadata: ClassVar[frozenset[str]] = frozenset({"weight_shape"})
@@ -62,7 +55,7 @@ class PackedIntegers(modeling_gac.PackedIntegers, Storage):
 
     def values(self, tensors: Tensors, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         if self.unsupported_reason(tensors["weight_packed"].device, dtype, rows, columns) is None:
-            return dequantised(Packed.of(tensors, self.bits, self.group, columns), dtype)
+            return few_bits_written(*self._packed(tensors, columns).operands, dtype)
         return super().values(tensors, rows, columns, dtype)
 
     def flaw(self, tensors: Tensors, rows: int, columns: int) -> str | None:
@@ -107,4 +100,7 @@ class PackedIntegers(modeling_gac.PackedIntegers, Storage):
         return few_bits(rows, columns, self.bits, self.group, self.zero)
 
     def kernel(self, x: Tensor, tensors: Tensors, columns: int) -> Tensor:
-        return linear(x, Packed.of(tensors, self.bits, self.group, columns))
+        return few_bits_linear(x, *self._packed(tensors, columns).operands)
+
+    def _packed(self, tensors: Tensors, columns: int) -> Packed:
+        return Packed.of(tensors, self.bits, self.group, columns)

@@ -26,7 +26,7 @@ def llama_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def gemma_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """One whose gain is 1 + weight and multiplies in float32."""
+    """An RMSNorm whose gain is 1 + weight and multiplies in float32."""
     return (_normed(x, eps) * (1.0 + weight.float())).type_as(x)
 
 
@@ -46,7 +46,6 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def rotate_half(x: Tensor) -> Tensor:
-    """The second half of the last axis with its sign changed, then the first half."""
     first, two = x.chunk(2, dim=-1)
     return torch.cat((-two, first), dim=-1)
 
@@ -54,27 +53,23 @@ def rotate_half(x: Tensor) -> Tensor:
 def plainly_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotary embedding (arXiv 2104.09864, equation 34, in halves) in plain PyTorch.
 
-    Args:
-        q, k: ``(batch, heads, tokens, size)``, the size even.
-        cos, sin: ``(batch or 1, tokens, size)``.
+    q and k have shape ``(batch, heads, tokens, size)``, cos and sin ``(batch or 1, tokens, size)``.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
 
 
 def by_row(x: Tensor) -> Tensor:
-    """Rows ``(rows, columns)`` that may lie apart, as parts of a shared GEMM's output do; numbers of one do not."""
+    """Rows ``(rows, columns)`` that may lie apart, as parts of a shared GEMM's output do, but not their numbers."""
     inputs = x.reshape(-1, x.shape[-1])
     return inputs if inputs.stride(1) == 1 else inputs.contiguous()
 
 
 def power_of_two(size: int) -> int:
-    """The least that is no smaller."""
-    return 1 << (size - 1).bit_length()
+    return 1 << (size - 1).bit_length()  # the least that is no smaller
 
 
 def warps_for(columns: int) -> int:
-    """Of a program that takes so many numbers."""
     return 4 if columns <= 4096 else 8 if columns <= 8192 else 16
 
 
@@ -105,7 +100,6 @@ def gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
 
 @operator(lambda q, k, *_: tuple(item.new_empty(item.transpose(1, 2).shape).transpose(1, 2) for item in (q, k)))
 def rotated_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """``rotated``, without gradients."""
     q, k = (item if item.stride(-1) == 1 else item.contiguous() for item in (q, k))
     cos, sin = cos.contiguous(), sin.contiguous()
     (batch, q_heads, tokens, size), k_heads = q.shape, k.shape[1]
@@ -122,9 +116,9 @@ def rotated_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
 
 
 def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what ``plainly_rotated`` finds, to the last bit; of float32 angles it is rounded to q's dtype.
+    """Return what ``plainly_rotated`` finds, to the last bit.
 
-    Angles get no gradients.
+    With float32 angles rounded to q's dtype, without their gradients.
     """
     run: Any = _Rotated.apply if torch.is_grad_enabled() else rotated_heads
     result: tuple[Tensor, Tensor] = run(q, k, cos, sin)
@@ -132,8 +126,6 @@ def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
 
 
 class _Rotated(torch.autograd.Function):
-    """Rotated queries and keys, whose gradients are rotated back."""
-
     @staticmethod
     def forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return rotated_heads(q, k, cos, sin)
@@ -150,12 +142,10 @@ class _Rotated(torch.autograd.Function):
 
 @operator(lambda *_: None, mutates=("keys", "values"))
 def write_to_cache(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
-    """Write new tokens to a static cache, behind those that there are.
+    """Write new tokens k and v ``(batch, heads, tokens, size)`` to a static cache, behind those that there are.
 
-    Args:
-        k, v: of the new tokens, ``(batch, heads, tokens, size)``; sizes may differ.
-        keys, values: of the cache, ``(batch, heads, most, size)``, contiguous.
-        length: int64, how many tokens there are. Where there is no room left the first one becomes NaN.
+    Keys and values of the cache are ``(batch, heads, most, size)``, contiguous; sizes of keys and values may differ.
+    ``length`` (int64) is how many tokens there are. Where there is no room left the first one becomes NaN.
     """
     k, v = (item if item.stride(-1) == 1 else item.contiguous() for item in (k, v))
     (batch, heads, tokens, size), most, other = k.shape, keys.shape[2], v.shape[3]
@@ -166,8 +156,6 @@ def write_to_cache(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: T
         )  # fmt: skip
 
 
-# Triton kernels of 16-bit rows: RMSNorms, gated activations, rotary embeddings and caches, as PyTorch rounds.
-
 _CUBE = tl.constexpr(0.044715)
 _TWICE = tl.constexpr(1.5957691216057308)  # 2 * sqrt(2 / pi)
 
@@ -176,8 +164,8 @@ _TWICE = tl.constexpr(1.5957691216057308)  # 2 * sqrt(2 / pi)
 def normed_values(value, gain, size, eps, ADDED: tl.constexpr, NARROW: tl.constexpr):
     """An RMSNorm along the last axis of float32 values, zeros past the size, in 16 bits.
 
-    ADDED: 1 where the gain is 1 + weight and multiplies in float32, as Gemma's does; 0 where it is the weight and
-    multiplies in 16 bits, as Llama's does.
+    ADDED: the gain is 1 + weight and multiplies in float32, as Gemma's; else it is the weight and multiplies in 16
+    bits, as Llama's.
     """
     mean = tl.div_rn(tl.sum(value * value, axis=-1, keep_dims=True), size.to(tl.float32))
     value = value * tl.rsqrt(mean + eps)

@@ -195,11 +195,7 @@ def _attended(
     state, scores, read, scale, v_scales, there, mask, seen_at, eighth, quarter,
     BITS: tl.constexpr, SHOWN: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Return what four queries have with two more tiles of tokens; there: each thread's token of a tile is.
-
-    Args:
-        read: ``latent_reading.tiles``. v_scales: of these tokens' values.
-    """
+    """Return what four queries have with two more tiles of tokens; ``read`` are ``read.tiles``."""
     peaks, totals, mixed = state
     first = _column(scores[0], scale, there[0], mask, seen_at[0], quarter, SHOWN)
     two = _column(scores[1], scale, there[1], mask, seen_at[1], quarter, SHOWN)
@@ -219,7 +215,6 @@ def _all_attended(
     state, scores, read, scale, v_scales, there, mask, seen_at, apart, eighth, quarter,
     BITS: tl.constexpr, SHOWN: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """The same of all queries; apart: of the mask from token to token."""
     result = ()
     for four in tl.static_range(len(state)):
         result += (
@@ -238,11 +233,9 @@ def _kept(
 ):  # fmt: skip
     """Return where each thread's queries will lie, and its parts of the head's factor and of the turns of a step.
 
-    These are copied to where they find room.
-
-    Args:
-        room: None: shared memory; else the program's own. factor, turns: anything where there are none, for Triton
-            returns no None. ASKED, MADE_OF, TURNS: words of each; 0: there are none.
+    These are copied to shared memory where they find room there; without a ``room`` of the program so are queries.
+    ASKED, MADE_OF and TURNS are words of each; 0: there are none, and factor or turns anything, for Triton returns no
+    None.
     """
     lane = thread % 32
     factor_at, turns_at = factor + lane * 4, turns + lane % 4 * 4
@@ -276,9 +269,9 @@ def attend_kernel(
     Each warp leaves of each query the largest score, the sum of the weights, and that of values weighted by them.
 
     Args:
-        keys, values: words. factor: ``latent_layout.arranged``, in words. turns: ``latent_layout.turns_of``.
+        keys, values: words. factor: ``layout.arranged``, in words. turns: ``layout.turns_of``.
         norm, eps: of keys, of this KIND.
-        positions: ``latent_layout.with_runs``. length: how many tokens there are; None: ``tokens``.
+        positions: ``layout.with_runs``. length: how many tokens there are; None: ``tokens``.
         k_eighths, v_eighths: of ranks. room: of each program, for its queries; None: they lie in shared memory.
         K_BITS, V_BITS: of rounded numbers; 0: they are not rounded. K_UNIT, V_UNIT: words that strides are counted
             in, and that the part of a group is a multiple of.

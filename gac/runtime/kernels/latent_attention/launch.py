@@ -38,13 +38,9 @@ _REGISTERS = 156  # of a thread, beside those that it works with
 def in_registers(sizes: Mapping[str, Any], biased: bool) -> dict[str, bool]:
     """Decide if a thread has registers to load values before keys are scored, and to hold queries.
 
-    What it holds is added up here. The bound is so low that ptxas spills nothing where queries are held, or 24 bytes
-    beside a mask. They are not held beside a bias or a norm of keys, beside rounded numbers, nor where keys are not
-    rotated.
-
-    Args:
-        sizes: what the kernel is compiled for.
-        biased: whether keys have a bias.
+    Its use is added up here, of the ``sizes`` that the kernel is compiled for. The bound is so low that ptxas spills
+    nothing where queries are held, or 24 bytes beside a mask. They are not held beside a bias (``biased``) or a norm of
+    keys, beside rounded numbers, nor where keys are not rotated.
     """
     tiles_of, fours = ceil_div(sizes["SIZE"], 2 * PAIRS), ceil_div(sizes["QUERIES"], 4)
     halves = {name: 2 if sizes[f"{name}_BITS"] == HALVES else 1 for name in "KV"}
@@ -67,66 +63,50 @@ def parts_of(tokens: int, programs: int, device: torch.device) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Attention of one new token in each sequence.
+    """Attention of one new token in each sequence."""
 
-    Attributes:
-        query: rotated, ``(batch, heads, 1, head_dim)``.
-        keys, values: as ``gac.runtime.latents.rotation.Latents`` has them; of rounded ones the numbers.
-        k_scales, v_scales: of rounded ones, ``(batch, tokens, groups)``; None: they are not rounded.
-        k_factor, v_factor: ``(groups, rows, rank)``; None: keys, or values, are read as they are.
-        k_bias, v_bias: ``(rows,)``; None: there is none.
-        mask: boolean, or added to scores, ``(1 or batch, 1, 1, tokens)``; None: every token is attended to.
-        frequencies, turns: of ``gac.runtime.latents.rotation.Angles``; None: keys are not rotated.
-        positions: ``latent_layout.with_runs`` of all tokens, ``(1 or batch, tokens, 2)``; None: keys are not rotated.
-        length: how many tokens there are, one number; None: as many as the cache has room for.
-        scale: of scores.
-        norm: weight of the keys' norm, ``(head_dim,)``, which they pass before they are rotated; None: there is none.
-        eps: its.
-        kind: its, in ``gac.runtime.kernels.elementwise.rows.NORMS``.
-    """
-
-    query: Tensor
+    query: Tensor  # rotated, ``(batch, heads, 1, head_dim)``
+    # keys and values: as ``gac.runtime.latents.rotation.Latents`` has them; of rounded ones the numbers
     keys: Tensor
     values: Tensor
+    # k_scales and v_scales: of rounded ones, ``(batch, tokens, groups)``; None: they are not rounded
     k_scales: Tensor | None
     v_scales: Tensor | None
-    k_factor: Tensor | None
-    k_bias: Tensor | None
-    v_factor: Tensor | None
+    k_factor: Tensor | None  # ``(groups, rows, rank)``; None: keys are read as they are
+    k_bias: Tensor | None  # ``(rows,)``
+    v_factor: Tensor | None  # as for keys
     v_bias: Tensor | None
-    mask: Tensor | None
+    mask: Tensor | None  # boolean, or added to scores, ``(1 or batch, 1, 1, tokens)``; None: every token is attended to
+    # frequencies and turns: of ``gac.runtime.latents.rotation.Angles``; None: keys are not rotated
     frequencies: Tensor | None
     turns: Tensor | None
+    # ``layout.with_runs`` of all tokens, ``(1 or batch, tokens, 2)``; None: keys are not rotated
     positions: Tensor | None
-    length: Tensor | None
-    scale: float
+    length: Tensor | None  # how many tokens there are, one number; None: as many as the cache has room for
+    scale: float  # of scores
+    # weight of the keys' norm, ``(head_dim,)``, which they pass before they are rotated; None: there is none
     norm: Tensor | None = None
-    eps: float = 0.0
-    kind: str = ""
+    eps: float = 0.0  # of the norm
+    kind: str = ""  # of the norm, in ``gac.runtime.kernels.elementwise.rows.NORMS``
 
     @property
-    def size(self) -> int:
-        """Of a head of keys."""
+    def size(self) -> int:  # of a head of keys
         return self.query.shape[-1]
 
     @property
-    def heads(self) -> int:
-        """Of keys and values."""
+    def heads(self) -> int:  # of keys and values
         return _features(self.keys, self.k_factor) // self.size
 
     @property
-    def queries(self) -> int:
-        """Of a head."""
+    def queries(self) -> int:  # of a head
         return self.query.shape[1] // self.heads
 
     @property
-    def v_size(self) -> int:
-        """Of a head of what comes out."""
+    def v_size(self) -> int:  # of a head of the result
         return _features(self.values, self.v_factor) // self.heads
 
     @property
-    def k_rank(self) -> int:
-        """0: keys are read as they are."""
+    def k_rank(self) -> int:  # 0: keys are read as they are
         return 0 if self.k_factor is None else self.k_factor.shape[-1]
 
     @property
@@ -156,13 +136,16 @@ class Attention:
         batch = len(self.query)
         mask = None if self.mask is None else self.mask.expand(batch, 1, 1, self.keys.shape[1])
         positions = None if self.positions is None else self.positions.expand(batch, -1, 2)
-        keys, values, sizes = _words(self.keys), _words(self.values), self._sizes()
+        keys, values, sizes, factor = _words(self.keys), _words(self.values), self._sizes(), self.k_factor
+        if factor is not None:
+            factor = kept(factor, self.size, self._rotated, self.bits[0]).view(torch.int32)
         with launching_on(self.query):
             attend_kernel[(self.heads, parts, batch)](
-                self.query, keys, values, self.k_scales, self.v_scales, self._arranged(), self.k_bias, self.norm, mask,
+                self.query, keys, values, self.k_scales, self.v_scales, factor, self.k_bias, self.norm, mask,
                 self.frequencies, self.turns, positions, self.length, room, sums, peaks, totals, keys.shape[1],
                 self.scale, self.eps, (self.k_rank or self.size) // ALIGNED, self.v_rank // ALIGNED,
-                *self.query.stride()[:2], *_apart(keys, sizes["K_UNIT"]), *_apart(values, sizes["V_UNIT"]),
+                *self.query.stride()[:2], *(stride // sizes["K_UNIT"] for stride in keys.stride()[:2]),
+                *(stride // sizes["V_UNIT"] for stride in values.stride()[:2]),
                 *_strides(self.k_scales), *_strides(self.v_scales),
                 *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), *_strides(positions),
                 SHOWN=mask is not None and mask.dtype == torch.bool, **sizes,
@@ -173,11 +156,6 @@ class Attention:
     @property
     def _rotated(self) -> int:
         return 0 if self.frequencies is None else 2 * len(self.frequencies)
-
-    def _arranged(self) -> Tensor | None:
-        if self.k_factor is None:
-            return None
-        return kept(self.k_factor, self.size, self._rotated, self.bits[0]).view(torch.int32)
 
     def _sizes(self) -> dict[str, Any]:
         k_bits, v_bits = self.bits
@@ -221,17 +199,9 @@ def _words(base: Tensor) -> Tensor:
 def _read(which: str, words: Tensor, rank: int, bits: int | None, shared: int) -> dict[str, int | bool]:
     count = rank // 4 if bits == HALVES else rank // 2
     steps, even = ceil_div(count, WORDS), count % WORDS == 0
-    read = {"BITS": bits or 0, "UNIT": _unit(words, count), "STEPS": steps, "EVEN": even, "SHARED": shared}
+    unit = gcd(_ALIGNED_BYTES // words.itemsize, words.data_ptr() // words.itemsize, count, *words.stride()[:2])
+    read = {"BITS": bits or 0, "UNIT": unit, "STEPS": steps, "EVEN": even, "SHARED": shared}
     return {f"{which}_{name}": value for name, value in read.items()}
-
-
-def _unit(words: Tensor, count: int) -> int:
-    return gcd(_ALIGNED_BYTES // words.itemsize, words.data_ptr() // words.itemsize, count, *words.stride()[:2])
-
-
-def _apart(words: Tensor, unit: int) -> tuple[int, int]:
-    batch, token = (stride // unit for stride in words.stride()[:2])
-    return batch, token
 
 
 def _strides(tensor: Tensor | None) -> tuple[int, int]:

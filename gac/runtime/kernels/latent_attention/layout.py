@@ -9,34 +9,24 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gac.runtime.kernels.gpu import ceil_div
 
-WARPS = 4
-"""Of a program."""
+WARPS = 4  # of a program
 ROOM = 40 * 2**10
 """Bytes of a program in shared memory; with what Triton takes itself they are within the 48 KiB that each may have."""
-TILE = 32 * WARPS
-"""Tokens that a program reads at once, a warp two tiles of 16."""
-PAIRS = 8
-"""Of features, that a warp makes at once."""
-WORDS = 8
-"""Of a token's latents, that a step of a product takes: 16 numbers of 16 bits, or of 8."""
-HALVES = 4
-"""Bits of a number of which a byte holds two."""
+TILE = 32 * WARPS  # tokens that a program reads at once, a warp two tiles of 16
+PAIRS = 8  # of features, that a warp makes at once
+WORDS = 8  # of a token's latents, that a step of a product takes: 16 numbers of 16 bits, or of 8
+HALVES = 4  # bits of a number of which a byte holds two
 _STEP = 2 * WORDS  # numbers that a product takes
 _arranged: Any = WeakIdKeyDictionary()  # by factor its state, and how it is laid
 
 
 def arranged(factor: Tensor, size: int, rotated: int, bits: int | None) -> Tensor:
-    """The second factor of keys as warps read it, ``(heads, tiles, numbers of a tile)``.
+    """The second factor ``(groups, rows, rank)`` of keys as warps read it, ``(heads, tiles, numbers of a tile)``.
 
     A tile has 8 pairs of features that are turned together: first ones, then second ones. Thread ``4 i + j`` takes
     numbers 8j to 8j + 7 of each 32 for feature i, and 4j to 4j + 3 of 16 that are left: those of a first feature and of
-    the second one lie beside each other, behind all else. What is not there is 0.
-
-    Args:
-        factor: ``(groups, rows, rank)``.
-        size: of a head.
-        rotated: features of a head that are.
-        bits: of latents; those of 4 bits come in two halves of the rank.
+    the second one lie beside each other, behind all else. What is not there is 0. ``rotated`` features of a head's
+    ``size`` are; latents of 4 ``bits`` come in two halves of the rank.
     """
     local = factor.reshape(-1, size, factor.shape[-1])
     halves = local.chunk(2, -1) if bits == HALVES else (local,)
@@ -61,9 +51,7 @@ def asked_words(queries: int, size: int) -> int:
 def turns_of(frequencies: Tensor, size: int) -> Tensor:
     """Return how far a step turns keys, as warps read it: cosines of two pairs, then their sines, ``(pairs / 2, 4)``.
 
-    Args:
-        frequencies: radians a place, of the pairs of a head that turn; others stay where they are.
-        size: of a head.
+    Frequencies are radians a place, of the pairs of a head of this size that turn; others stay where they are.
     """
     angles = pad(TILE * frequencies, (0, ceil_div(size, 2 * PAIRS) * PAIRS - len(frequencies)))
     return torch.stack((angles.cos().view(-1, 2), angles.sin().view(-1, 2)), 1).flatten(1)

@@ -12,11 +12,9 @@ from gac.runtime.kernels.ptx import further, neighbours, packed, prefetched, tra
 def _words(
     row, offsets, COUNT: tl.constexpr, limit, UNIT: tl.constexpr, EVEN_K: tl.constexpr, COMPILED: tl.constexpr
 ):  # fmt: skip
-    """So many neighbouring words of each thread's row, zeros from limit on. EVEN_K: no row ends there.
+    """So many neighbouring words of each thread's row, ``offsets`` further on, zeros from ``limit`` on.
 
-    Args:
-        row: where it begins. offsets: how many words further each thread's words lie.
-        UNIT: words that rows, and where they end, are multiples of.
+    EVEN_K: no row ends there. UNIT: words that rows, and where they end, are multiples of.
     """
     piece: tl.constexpr = min(UNIT, COUNT)
     if EVEN_K:
@@ -67,7 +65,6 @@ def tiles(
 
 @jit
 def prefetch(base, token, end, stride, UNIT: tl.constexpr, STEPS: tl.constexpr, COMPILED: tl.constexpr):
-    """One token of each thread, into L2."""
     prefetched(further(base, tl.minimum(token, end - 1), stride * UNIT, COMPILED), STEPS * 8, COMPILED)
 
 

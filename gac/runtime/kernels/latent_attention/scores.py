@@ -55,7 +55,7 @@ def _float(word):
 
 @jit
 def advance_rotation(angles, turns, COMPILED: tl.constexpr):
-    """Angles that are a step further; turns is where each thread's part of ``latent_layout.turns_of`` begins."""
+    """Angles that are a step further; turns is where each thread's part of ``layout.turns_of`` begins."""
     result = ()
     for offsets in tl.static_range(len(angles)):
         by = load_words(turns, offsets * 16, 4, COMPILED)
@@ -146,7 +146,6 @@ def _number(offsets, there, COMPILED: tl.constexpr):
 
 @jit
 def _two(query, offsets, there, SIZE: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):
-    """A number and the next."""
     here = there & (offsets < SIZE)
     return packed(
         _number(query + offsets, here, COMPILED), _number(query + offsets + 1, here, COMPILED), dtype, COMPILED
@@ -160,7 +159,7 @@ def _two(query, offsets, there, SIZE: tl.constexpr, dtype: tl.constexpr, COMPILE
 def _rights(factor, AT: tl.constexpr, STEPS: tl.constexpr, HALVES: tl.constexpr, COMPILED: tl.constexpr):
     """Right matrices that make the first features of tile AT, and those that make the second ones.
 
-    They are as ``latent_layout.arranged`` lays them: two of each 128 words, then an odd one of both, for each half.
+    They are as ``layout.arranged`` lays them: two of each 128 words, then an odd one of both, for each half.
     """
     full: tl.constexpr = HALVES * (STEPS // 2)
     first, second = (), ()
@@ -189,18 +188,13 @@ def _of_pairs(numbers, start, feature, inside, like, COMPILED: tl.constexpr):
 
 @jit
 def _of_both(numbers, start, first, second, inside, like, COMPILED: tl.constexpr):
-    """Those of first and of second features."""
     item = _of_pairs(numbers, start, first, inside, like, COMPILED)
     return item, _of_pairs(numbers, start, second, inside, like, COMPILED)
 
 
 @jit
 def _made(left, right, scales, begun, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):
-    """8 features of both tokens' keys.
-
-    Args:
-        begun: what they have before latents are added: their bias.
-    """
+    """8 features of both tokens' keys; ``begun`` are their biases."""
     nothing = tl.zeros(begun[0].shape, tl.float32)
     sums = begun
     if BITS:
@@ -226,7 +220,6 @@ def _squares(sums, low, two):
 
 @jit
 def _weighed(made, weights, KIND: tl.constexpr):
-    """Features times the weights of their norm."""
     more: tl.constexpr = 1.0 if KIND == "gemma" else 0.0
     return (
         made[0] * (weights[0] + more), made[1] * (weights[1] + more),
@@ -236,7 +229,6 @@ def _weighed(made, weights, KIND: tl.constexpr):
 
 @jit
 def _turned_keys(first, two, turn):
-    """First and second features of both tokens, each thread's two pairs turned."""
     a, b = _turned(first[0], two[0], turn[0], turn[2])
     c, d = _turned(first[1], two[1], turn[1], turn[3])
     e, f = _turned(first[2], two[2], turn[0], turn[2])
@@ -246,7 +238,6 @@ def _turned_keys(first, two, turn):
 
 @jit
 def _as_left(first, two, dtype: tl.constexpr, COMPILED: tl.constexpr):
-    """First and second features of both tokens as a left matrix."""
     return (
         packed(first[0], first[1], dtype, COMPILED), packed(first[2], first[3], dtype, COMPILED),
         packed(two[0], two[1], dtype, COMPILED), packed(two[2], two[3], dtype, COMPILED),
@@ -258,11 +249,7 @@ def _keys(
     latents, matrices, first_scale, second_scale, biases, squares, weights, turns, AT: tl.constexpr,
     ROTATED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Of 8 pairs of features both tokens' keys, as a left matrix; and their sums of squares before the norm.
-
-    Args:
-        biases, weights: of first and of second features; weights of the norm; None: there is none.
-    """
+    """Of 8 pairs of features both tokens' keys, as a left matrix; and their sums of squares before the norm."""
     scales = first_scale, second_scale
     first = _made(latents, matrices[0], scales, biases[0], BITS, dtype, COMPILED)
     two = _made(latents, matrices[1], scales, biases[1], BITS, dtype, COMPILED)
@@ -285,13 +272,9 @@ def scores(
 ):  # fmt: skip
     """By tile and four queries what a product leaves in each thread: of the first token two, of the second two.
 
-    A right matrix is read once for both tiles.
-
-    Args:
-        read: ``latent_reading.tiles``. nil: as ``latent_reading.left`` takes it. scales: of both tokens, by tile.
-        factor: where each thread's part of it begins. bias_at: where this head's bias does.
-        norm: the weight of the keys' norm. queries: as ``store_queries_to_smem`` leaves them.
-        asked: the same in registers; empty: they are read from there.
+    A right matrix is read once for both tiles. ``read`` are ``read.tiles``, ``nil`` is as ``read.left`` takes it,
+    ``scales`` are by tile; ``factor`` is where each thread's part of it begins, ``queries`` where
+    ``store_queries_to_smem`` leaves them, unless registers hold them (``asked``).
     """
     halves: tl.constexpr = 2 if BITS == 4 else 1
     nothing = tl.zeros(quarter.shape, tl.float32)
@@ -327,7 +310,6 @@ def scores(
 
 @jit
 def _by_tile(sums, squares, norm, eps, FOURS: tl.constexpr, SIZE: tl.constexpr):
-    """Scores of each tile, with keys that are normed where there is a norm."""
     result = ()
     for tile in tl.static_range(2):
         of_tile = ()
@@ -340,7 +322,6 @@ def _by_tile(sums, squares, norm, eps, FOURS: tl.constexpr, SIZE: tl.constexpr):
 
 @jit
 def _right(queries, asked, AT: tl.constexpr, COMPILED: tl.constexpr):
-    """A right matrix of queries."""
     if len(asked):
         return asked[AT]
     else:
