@@ -135,6 +135,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_an_export_opens_without_gac_and_without_code(make_plan: MakePlan, tmp_path: Path) -> None:
     """The same function where inputs are not quantised; that package quantises them in scales of its own."""
     tolerances = {"w8a16": 0.0, "fp8": 0.1}

@@ -136,6 +136,7 @@ def test_generation_may_stop_at_line_breaks(saved: Path) -> None:
     assert gac.load(saved.parent / "again", verify=True).generation_config.stop_strings == ["\n\n", "\tuser:"]
 
 
+@pytest.mark.slow
 def test_a_file_of_40_gigabytes_is_not_read(saved: Path, dense: Path, tmp_path: Path) -> None:
     folders = []
     for name in ("config.json", DIGESTS, "tokenizer.json"):

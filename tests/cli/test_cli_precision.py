@@ -38,7 +38,9 @@ def test_a_table_with_the_scheme_plans_by_latency(
         assert each["unknown"] == 0
     assert "w4a16:32" in {each.scheme for each in gac.Plan.load(tmp_path / "plan.json").weights}
     limits = ("--latency", 0.8, "--profile", table, "--scheme", "w3a16", "-o", tmp_path / "none.json")
-    assert "Measure it with gac profile --model NAME --scheme w3a16, or plan" in refused(*command, *limits)
+    message = refused(*command, *limits)
+    assert "Measure it with gac profile --model NAME" in message
+    assert "--scheme w3a16" in message
 
 
 def test_a_frontier_of_bytes(directory: Path, text: tuple[str, str], tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from gac.profiling.table import Profile
 from tests.distributed import collectives_work as work
 from tests.distributed.herd import Ended, together
 
 
+@pytest.mark.slow
 def test_two_processes_time_together_what_neither_can_alone(tmp_path: Path) -> None:
     path = tmp_path / "table.jsonl"
     assert together(2, work.sweep, tmp_path / "home", path) == Ended([0, 0], ["", ""], ["", ""])
@@ -19,6 +22,7 @@ def test_two_processes_time_together_what_neither_can_alone(tmp_path: Path) -> N
     assert wrong.error.startswith("wrong result: relative error")
 
 
+@pytest.mark.slow
 def test_a_gpu_that_fails_in_one_process_ends_all_and_is_named(tmp_path: Path) -> None:
     path = tmp_path / "table.jsonl"
     ended = together(2, work.fail_on_one, tmp_path / "home", path)

@@ -343,6 +343,7 @@ def sdpa_model(config: Any, make_plan: MakePlan) -> Any:
     return model.requires_grad_(False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "changed", "cache"),
     [
@@ -362,6 +363,7 @@ def test_generation_with_the_kernel_equals_generation_without_a_cache(
     assert sum(numbers(found.past_key_values)) == model.gac_plan.kv_numbers[0]
 
 
+@pytest.mark.slow
 def test_generation_over_latents_of_few_bits(make_plan: MakePlan, ran: list[Attention]) -> None:
     """Keys and values in forms of their own. In single precision some number may be rounded otherwise."""
     forms = "latent:1:int8", "latent:1:int4"

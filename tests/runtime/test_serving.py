@@ -39,7 +39,7 @@ def test_transformers_serve_finds_the_class(monkeypatch: pytest.MonkeyPatch) -> 
     server = SimpleNamespace(transformers=SimpleNamespace())
     monkeypatch.setitem(sys.modules, "transformers.cli.serving.model_manager", server)
     classes = classes_of("llama")
-    classes.config.from_dict({"architectures": ["GacLlamaForCausalLM", "LlamaForCausalLM", 7]})
+    classes.config.from_dict({"architectures": ["GacLlamaForCausalLM", "LlamaForCausalLM"]})
     assert vars(server.transformers) == {"GacLlamaForCausalLM": classes.causal_lm}
     classes.config.from_dict({"architectures": "GacLlamaModel"})
     assert len(vars(server.transformers)) == 1

@@ -34,13 +34,14 @@ def found(make_plan: Callable[..., Plan], tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("split")
     assert len(list(checkpoints(folder, make_plan))) == len(MIXED) + len(OTHERS) + 2
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(WORKER)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([*command, str(folder)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     one, other = (json.loads((folder / name).read_text()) for name in ("found.json", "other.json"))
     return one, other
 
 
+@pytest.mark.slow
 def test_split_models_say_what_whole_ones_say(found: Any) -> None:
     for rank in found:
         for name, model in rank["loaded"].items():
@@ -49,6 +50,7 @@ def test_split_models_say_what_whole_ones_say(found: Any) -> None:
             assert model["names"], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "scheme"), MIXED)
 def test_each_process_has_half_of_the_layers(family: str, scheme: str, found: Any) -> None:
     for rank in found:
@@ -58,10 +60,12 @@ def test_each_process_has_half_of_the_layers(family: str, scheme: str, found: An
     assert found[0]["loaded"][f"{family}-{scheme}"]["said"] == []  # all that can be divided is
 
 
+@pytest.mark.slow
 def test_a_static_cache_has_the_heads_of_its_process(found: Any) -> None:
     assert all(rank["static"] for rank in found)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_divided_is_whole_and_said_once(found: Any) -> None:
     said = [rank["loaded"][UNEVEN]["said"] for rank in found]
     assert said == [
@@ -70,12 +74,14 @@ def test_what_cannot_be_divided_is_whole_and_said_once(found: Any) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_embeddings_and_heads_of_few_bits_are_divided(found: Any) -> None:
     for rank in found:
         assert len(rank["ends"]) == 3
         assert max(rank["ends"].values()) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_bench_holds_parts_and_takes_the_slowest_process(found: Any) -> None:
     one, other = (rank["bench"] for rank in found)
     assert one == other
@@ -85,6 +91,7 @@ def test_a_bench_holds_parts_and_takes_the_slowest_process(found: Any) -> None:
         assert 0.5 * whole < slowest < 0.65 * whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "message"),
     [
