@@ -59,7 +59,7 @@ PHASES = (
     Phase("forward", ("allocate",), "gac.models.layer_stack", "LayerStack.run", 3),
     Phase("backward, moments", ("allocate",), "gac.measurement.layerwise", "LayerwiseBackward.through", 1, True),
     Phase("decompositions", ("allocate",), "gac.measurement.curves", "fit_layer", 2),
-    Phase("refitting", ("allocate", "compress"), "gac.compression.refit", "_LayerFit.run", 3),
+    Phase("refitting", ("allocate", "compress"), "gac.compression.refit", "_LayerWork.run", 3),
     Phase("healing, layers", ("compress", "heal"), "gac.healing.optimizer", "RelativeAdamW.step", 4),
     Phase("healing, the whole model", ("heal",), "gac.healing.whole_model", "_Steps._add_gradients", 6),
 )
