@@ -1,0 +1,26 @@
+"""Configs of compressed models as vLLM takes them: the dense model's, with the key ``gac``."""
+
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PretrainedConfig
+
+from gac.runtime.contract import COMPRESSED, chooses_code
+
+
+def make_config(model_type: str) -> type[PretrainedConfig]:
+    """Make the class that vLLM opens the config of a compressed model with.
+
+    Args:
+        model_type: of the dense model. The engine decides by it, so its configs are those of the dense class.
+    """
+    return type("GacConfig", (_CompressedConfig,), {"model_type": COMPRESSED + model_type, "dense_type": model_type})
+
+
+class _CompressedConfig(PretrainedConfig):
+    dense_type: str
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
+        """Return the dense config. Keys that choose code are left out."""
+        values = {name: value for name, value in config_dict.items() if not chooses_code(name) and name != "auto_map"}
+        return CONFIG_MAPPING[cls.dense_type].from_dict({**values, "model_type": cls.dense_type}, **options)

@@ -1,0 +1,115 @@
+"""vLLM's classes of compressed models: its own class of the architecture, with what a plan changes."""
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm import ModelRegistry
+
+from gac.runtime.header import Header, header_of
+from gac.runtime.vllm.linear import PlannedConfig
+
+_KINDS = ("Linear", "LowRankLinear", "Absent", "Constant")
+"""Modules that the engine runs, as ``config.json`` calls them."""
+_PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+"""Siblings that the engine's Transformers backend merges, of which its class does not tell."""
+
+
+def __getattr__(name: str) -> Any:
+    if not name.startswith("Gac"):
+        raise AttributeError(name)
+    return _compressed(name.removeprefix("Gac"))
+
+
+@cache
+def _compressed(architecture: str) -> type:
+    dense = ModelRegistry.models[architecture].load_model_cls()
+    name = f"Gac{architecture}"
+    return type(name, (_Compressed, dense), {"__module__": __name__, "__qualname__": name})
+
+
+class _Compressed:
+    """A mixin before vLLM's class of the dense architecture."""
+
+    packed_modules_mapping: dict[str, list[str]]
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        header = header_of(vllm_config.model_config.hf_config)
+        if header is None:
+            raise ValueError("config.json has no key gac; expected a model that GAC compressed.")
+        _check_runs(header)
+        planned = PlannedConfig(header.modules, {**_PACKED, **(self.packed_modules_mapping or {})})
+        vllm_config.quant_config = planned
+        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        for block in header.skipped:
+            _skip(self, vllm_config, block)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Load the tensors of a checkpoint; the names of factors become those of parameters here."""
+        loaded: set[str] = super().load_weights(_renamed(weights))  # type: ignore[misc]
+        return loaded
+
+
+def _renamed(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in weights:
+        yield (
+            name.replace(".first.weight", ".weight")
+            .replace(".second.weight", ".second")
+            .replace(".second.bias", ".bias"),
+            tensor,
+        )
+
+
+def _check_runs(header: Header) -> None:
+    for name, module in header.modules.items():
+        if module.module not in _KINDS or module.storage is not None:
+            kind = module.module if module.storage is None else f"in {module.storage}"
+            raise ValueError(f"{name} is {kind}; expected {', '.join(_KINDS)} in 16 bits, which this engine runs.")
+    if header.head is not None:
+        raise ValueError("embedding and head are quantised; expected them in 16 bits, which this engine runs.")
+
+
+def _skip(model: Any, vllm_config: Any, skipped: Any) -> None:
+    path = skipped["block"]
+    try:
+        block = model.get_submodule(path)
+    except AttributeError:  # of another pipeline stage
+        return
+    model.set_submodule(path, SkippedBlock(block, skipped["output"], vllm_config.model_config.hf_config.hidden_size))
+    if skipped["attention"]:
+        contexts = vllm_config.compilation_config.static_forward_context
+        for name in [name for name in contexts if name.startswith(f"{path}.")]:
+            del contexts[name]
+    for name in skipped["norms"]:
+        norm = SkippedNorm()
+        norm._parameters.update(model.get_submodule(name)._parameters)
+        model.set_submodule(name, norm)
+
+
+class SkippedBlock(nn.Module):
+    """An attention or MLP that writes a constant, and caches nothing."""
+
+    def __init__(self, block: Any, output: str, hidden_size: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        layer = nn.Module()
+        layer.bias = getattr(block.get_submodule(output), "bias", None)
+        self.constant = layer.bias
+        self.add_module(output, layer)
+
+    def forward(self, *args: Tensor, hidden_states: Tensor | None = None, **_: Any) -> Tensor:
+        x = args[-1] if hidden_states is None else hidden_states
+        y = torch.zeros_like(x)
+        return y if self.constant is None else y + self.constant
+
+
+class SkippedNorm(nn.Module):
+    """A norm that is left out; it still adds its input to the residual stream, as vLLM's norms do."""
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        if residual is None:
+            return x
+        x = x + residual
+        return x, x
