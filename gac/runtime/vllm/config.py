@@ -16,7 +16,7 @@ def make_config(model_type: str) -> type[PretrainedConfig]:
     return type("GacConfig", (_CompressedConfig,), {"model_type": COMPRESSED + model_type, "dense_type": model_type})
 
 
-class _CompressedConfig(PretrainedConfig):
+class _CompressedConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     dense_type: str
 
     @classmethod

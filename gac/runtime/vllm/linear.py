@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.linear import (
     LinearBase,
+    LinearMethodBase,
     QKVParallelLinear,
     RowParallelLinear,
     UnquantizedLinearMethod,
@@ -25,11 +26,11 @@ _SHARDS = {"q": 0, "k": 1, "v": 2, None: 0}
 """Positions of siblings by the names that vLLM loads them with; gate and up are 0 and 1."""
 
 
-class PlannedConfig(QuantizationConfig):
-    """The linear methods of a plan. It stands in the place of a quantisation config, through which vLLM chooses them.
+class PlannedConfig(QuantizationConfig):  # type: ignore[misc]
+    """The linear methods of a plan. It takes the place of a quantisation config, through which vLLM chooses them.
 
     Attributes:
-        used: names of the modules that have got their method.
+        used: names of the modules that a layer of vLLM has taken.
 
     Args:
         modules: the modules of the plan, by the name of the weight in transformers' model.
@@ -49,10 +50,11 @@ class PlannedConfig(QuantizationConfig):
         if prefix in self.modules:  # stacked in transformers too
             names = [prefix]
         modules = [self.modules.get(sibling) for sibling in names]
+        self.used.update(name for name in names if name in self.modules)
         if not any(modules):
             return UnquantizedLinearMethod()
-        self.used.update(name for name in names if name in self.modules)
-        return PlannedLinearMethod(modules)
+        absent = [module is not None and module.module in ("Absent", "Constant") for module in modules]
+        return AbsentLinearMethod() if all(absent) else PlannedLinearMethod(modules)
 
     def get_name(self) -> Any:
         return "gac"
@@ -70,7 +72,18 @@ class PlannedConfig(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "PlannedConfig":
-        raise NotImplementedError
+        """Refuse: the model makes it from the key ``gac`` of its config."""
+        raise ValueError("quantization is 'gac'; expected none. Leave --quantization out: config.json says it all.")
+
+
+class AbsentLinearMethod(LinearMethodBase):  # type: ignore[misc]
+    """Stands for the weights of a block that is left out: it has no parameters, and never runs."""
+
+    def create_weights(self, layer: Any, *sizes: Any, **options: Any) -> None:
+        """Make nothing."""
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        raise RuntimeError(f"{layer.prefix} was run; it is left out.")
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,7 @@ class _Sibling:
         return self.out_features if self.rank is None else self.rank
 
 
-class PlannedLinearMethod(UnquantizedLinearMethod):
+class PlannedLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
     """Multiplies by the weights of a layer, of which some are low-rank pairs or narrower.
 
     ``layer.weight`` holds what reads the input: first factors and dense weights, in the order of ``first_rows``.
@@ -120,11 +133,12 @@ class PlannedLinearMethod(UnquantizedLinearMethod):
         """Make the parameters of this process, and tell the layer its new sizes."""
         self._by_input = isinstance(layer, RowParallelLinear)
         sizes = output_partition_sizes
-        if len(self._modules) < len(sizes):  # stacked in the checkpoint
+        if len(self._modules) < len(sizes):
+            if layer.tp_size > 1:
+                raise ValueError(f"{layer.prefix} is one stacked weight, over {layer.tp_size} GPUs; expected one GPU.")
             sizes = [sum(sizes)]
         siblings = [
-            self._sibling(layer, module, size, input_size)
-            for module, size in zip(self._modules, sizes, strict=True)
+            self._sibling(layer, module, size, input_size) for module, size in zip(self._modules, sizes, strict=True)
         ]
         self._siblings = siblings
         layer.input_size_per_partition = siblings[0].in_features
@@ -185,10 +199,12 @@ class PlannedLinearMethod(UnquantizedLinearMethod):
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiply: x ``(tokens, in)`` gives ``(tokens, out)`` of all siblings, one beside the other."""
         if not hasattr(layer, "second"):
-            return super().apply(layer, x, bias)
+            dense: Tensor = super().apply(layer, x, bias)
+            return dense
         ranks = [sibling.rank or 0 for sibling in self._siblings]
         strided = isinstance(layer, QKVParallelLinear)
-        return project(x, layer.weight, layer.second, bias, ranks, layer.output_partition_sizes, strided)
+        y: Tensor = project(x, layer.weight, layer.second, bias, ranks, layer.output_partition_sizes, strided)
+        return y
 
 
 def _divided(layer: Any, size: int) -> int:

@@ -1,16 +1,21 @@
 """vLLM's classes of compressed models: its own class of the architecture, with what a plan changes."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
 import torch
+import vllm
 from torch import Tensor, nn
 from vllm import ModelRegistry
+from vllm.model_executor.models.utils import PPMissingLayer
 
 from gac.runtime.header import Header, header_of
 from gac.runtime.vllm.linear import PlannedConfig
 
+_TESTED = ("0.26", "0.32")
+_logger = logging.getLogger("gac")
 _KINDS = ("Linear", "LowRankLinear", "Absent", "Constant")
 """Modules that the engine runs, as ``config.json`` calls them."""
 _PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
@@ -40,11 +45,19 @@ class _Compressed:
         if header is None:
             raise ValueError("config.json has no key gac; expected a model that GAC compressed.")
         _check_runs(header)
+        _warn_of_version()
         planned = PlannedConfig(header.modules, {**_PACKED, **(self.packed_modules_mapping or {})})
         vllm_config.quant_config = planned
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        for name in sorted(header.modules.keys() - planned.used):
+            if _has(self, name.rpartition(".")[0]):  # of this pipeline stage
+                raise ValueError(
+                    f"{name} has no layer in vLLM's {type(self).__name__}; expected every weight to have one."
+                )
         for block in header.skipped:
-            _skip(self, vllm_config, block)
+            if _has(self, block["block"]):
+                constant = header.modules[f"{block['block']}.{block['output']}"].module == "Constant"
+                _skip(self, vllm_config, block, constant)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the tensors of a checkpoint; the names of factors become those of parameters here."""
@@ -71,17 +84,26 @@ def _check_runs(header: Header) -> None:
         raise ValueError("embedding and head are quantised; expected them in 16 bits, which this engine runs.")
 
 
-def _skip(model: Any, vllm_config: Any, skipped: Any) -> None:
-    path = skipped["block"]
+def _warn_of_version() -> None:
+    if not vllm.__version__.startswith(_TESTED):
+        _logger.warning("vLLM %s; GAC's plugin was tested with %s", vllm.__version__, " and ".join(_TESTED))
+
+
+def _has(model: Any, path: str) -> bool:
     try:
-        block = model.get_submodule(path)
-    except AttributeError:  # of another pipeline stage
-        return
-    model.set_submodule(path, SkippedBlock(block, skipped["output"], vllm_config.model_config.hf_config.hidden_size))
-    if skipped["attention"]:
-        contexts = vllm_config.compilation_config.static_forward_context
-        for name in [name for name in contexts if name.startswith(f"{path}.")]:
-            del contexts[name]
+        return not isinstance(model.get_submodule(path), PPMissingLayer)
+    except AttributeError:
+        return False
+
+
+def _skip(model: Any, vllm_config: Any, skipped: Any, constant: bool) -> None:
+    """Leave out a block and the norms that only it reads. An attention has no KV cache then."""
+    path, config = skipped["block"], vllm_config.model_config.hf_config
+    block = SkippedBlock(skipped["output"], config.hidden_size if constant else 0, vllm_config.model_config.dtype)
+    model.set_submodule(path, block)
+    contexts = vllm_config.compilation_config.static_forward_context
+    for name in [name for name in contexts if name.startswith(f"{path}.")]:
+        del contexts[name]
     for name in skipped["norms"]:
         norm = SkippedNorm()
         norm._parameters.update(model.get_submodule(name)._parameters)
@@ -89,20 +111,24 @@ def _skip(model: Any, vllm_config: Any, skipped: Any) -> None:
 
 
 class SkippedBlock(nn.Module):
-    """An attention or MLP that writes a constant, and caches nothing."""
+    """An attention or MLP that writes zeros, or a constant.
 
-    def __init__(self, block: Any, output: str, hidden_size: int) -> None:
+    Args:
+        output: name of the module whose bias is the constant.
+        size: numbers of the constant; 0: there is none.
+    """
+
+    def __init__(self, output: str, size: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.hidden_size = hidden_size
-        layer = nn.Module()
-        layer.bias = getattr(block.get_submodule(output), "bias", None)
-        self.constant = layer.bias
-        self.add_module(output, layer)
+        constant = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False) if size else None
+        self.output = output
+        self.add_module(output, nn.Module())
+        self.get_submodule(output).register_parameter("bias", constant)
 
     def forward(self, *args: Tensor, hidden_states: Tensor | None = None, **_: Any) -> Tensor:
         x = args[-1] if hidden_states is None else hidden_states
-        y = torch.zeros_like(x)
-        return y if self.constant is None else y + self.constant
+        constant: Any = self.get_submodule(self.output).bias
+        return torch.zeros_like(x) if constant is None else constant.repeat(len(x), 1)
 
 
 class SkippedNorm(nn.Module):

@@ -1,0 +1,81 @@
+"""vLLM with GAC's plugin gives the tokens of ``generate``: ``make test-vllm`` runs it in the engine's CPU build."""
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gac.plan.plan import Plan
+from tests.compression.compressed import compressed
+from tests.models.small import small_config, small_model, weights_of
+
+PYTHON = os.environ.get("GAC_VLLM", "")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="needs an environment with vLLM: make test-vllm")
+WORKER = Path(__file__).with_name("vllm_worker.py")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "granite")
+LAYERS, TOKENS = 6, 16
+SOME = ("q_proj", "gate_proj", "gate_up_proj", "qkv_proj")
+
+
+def changes(config: Any) -> dict[str, tuple[str, int]]:
+    """A dense layer; pairs of some siblings, of the others, and of all weights; narrower MLPs; skipped blocks."""
+    chosen = {}
+    for weight in weights_of(config):
+        layer, name = int(weight.name.split(".")[2]), weight.name.rpartition(".")[2]
+        if layer in (1, 3) and (name in SOME) == (layer == 1):
+            chosen[weight.name] = ("low_rank", 16)
+        elif layer == 2 and weight.neurons:
+            chosen[weight.name] = ("narrow", 96)
+        elif layer == 4:
+            chosen[weight.name] = ("low_rank", 24)
+        elif (layer, "self_attn" in weight.name) in ((2, True), (5, False)):
+            chosen[weight.name] = ("skip", 0)
+    return chosen
+
+
+def prompts() -> list[list[int]]:
+    """Draw 20 prompts of 4 to 23 tokens."""
+    draw = random.Random(0)
+    return [[draw.randrange(3, 250) for _ in range(4 + index)] for index in range(20)]
+
+
+def save(model_type: str, make_plan: Callable[..., Plan], folder: Path, **changed: Any) -> list[list[int]]:
+    """Save a small compressed model; returns the tokens of ``generate`` after each prompt."""
+    config = small_config(model_type, hidden_size=128, num_hidden_layers=LAYERS, **changed)
+    model = compressed(small_model(config), make_plan, changes(config)).float()
+    model.save_pretrained(folder)
+    options: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.no_grad():
+        return [model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist() for ids in prompts()]
+
+
+def serve(folder: Path, **options: Any) -> "subprocess.CompletedProcess[str]":
+    request = {"options": {"dtype": "float32", "enforce_eager": True, **options}, "prompts": prompts()}
+    (folder / "request.json").write_text(json.dumps({**request, "tokens": TOKENS}))
+    command = [PYTHON, str(WORKER), str(folder), str(folder / "request.json"), str(folder / "answer.json")]
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
+    return subprocess.run(command, env=inherited, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_its_tokens_are_those_of_generate(model_type: str, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    expected = save(model_type, make_plan, tmp_path)
+    done = serve(tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads((tmp_path / "answer.json").read_text()) == expected
+
+
+def test_a_form_that_the_engine_does_not_run_is_named(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    config = small_config("llama")
+    name = "model.layers.1.self_attn.v_proj"
+    shorter = {name: ("head_dim", 8), "model.layers.1.self_attn.o_proj": ("head_dim", 8)}
+    compressed(small_model(config), make_plan, shorter).save_pretrained(tmp_path)
+    done = serve(tmp_path)
+    assert done.returncode != 0
+    assert f"{name} is ValueLinear; expected Linear, LowRankLinear" in done.stdout + done.stderr
