@@ -1,7 +1,7 @@
 """vLLM's classes of compressed models: its own class of the architecture, with what a plan changes."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -16,6 +16,8 @@ from gac.runtime.vllm.linear import PlannedConfig
 
 _TESTED = ("0.26", "0.32")
 _logger = logging.getLogger("gac")
+_PARAMETERS = {".first.weight": ".weight", ".second.weight": ".second", ".second.bias": ".bias"}
+"""Names of parameters here, by the ends of the names in a checkpoint."""
 _KINDS = ("Linear", "LowRankLinear", "Absent", "Constant")
 """Modules that the engine runs, as ``config.json`` calls them."""
 _PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
@@ -54,25 +56,31 @@ class _Compressed:
                 raise ValueError(
                     f"{name} has no layer in vLLM's {type(self).__name__}; expected every weight to have one."
                 )
+        self._skipped = {block["block"]: f"{block['block']}.{block['output']}" for block in header.skipped}
         for block in header.skipped:
             if _has(self, block["block"]):
-                constant = header.modules[f"{block['block']}.{block['output']}"].module == "Constant"
+                constant = header.modules[self._skipped[block["block"]]].module == "Constant"
                 _skip(self, vllm_config, block, constant)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the tensors of a checkpoint; the names of factors become those of parameters here."""
-        loaded: set[str] = super().load_weights(_renamed(weights))  # type: ignore[misc]
+        loaded: set[str] = super().load_weights(_renamed(weights, self._skipped))  # type: ignore[misc]
         return loaded
 
 
-def _renamed(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def _renamed(weights: Iterable[tuple[str, Tensor]], skipped: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """Rename factors, and leave out what skipped blocks do not read, such as norms of their queries.
+
+    Args:
+        skipped: names of skipped blocks, each with that of the module in it that writes its constant.
+    """
     for name, tensor in weights:
-        yield (
-            name.replace(".first.weight", ".weight")
-            .replace(".second.weight", ".second")
-            .replace(".second.bias", ".bias"),
-            tensor,
-        )
+        module = name.rpartition(".")[0]
+        block = next((block for block in skipped if name.startswith(f"{block}.")), None)
+        if block is None or module == skipped[block]:
+            for old, new in _PARAMETERS.items():
+                name = name.replace(old, new)
+            yield name, tensor
 
 
 def _check_runs(header: Header) -> None:
