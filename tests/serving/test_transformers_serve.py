@@ -25,7 +25,7 @@ from tests.compression.compressed import small_compressed
 
 pytestmark = pytest.mark.skipif(not is_serve_available(), reason="needs fastapi, uvicorn and openai: gac[serving]")
 PAGE = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-(COMMAND,) = re.findall(r"^(\w+ serve small\b[^#\n]*)", PAGE, re.MULTILINE)
+(COMMAND,) = re.findall(r"^(transformers serve small\b[^#\n]*)", PAGE, re.MULTILINE)
 CLIENT = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "import OpenAI" in block)
 PORT, SECONDS, TOKENS = 8000, 600, 16
 
