@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from gac.plan.plan import Plan
 from tests.compression.compressed import compressed
+from tests.compression.stored import stored_model
 from tests.models.small import small_config, small_model, weights_of
 
 PYTHON = os.environ.get("GAC_VLLM", "")
@@ -71,11 +73,30 @@ def test_its_tokens_are_those_of_generate(model_type: str, make_plan: Callable[.
     assert json.loads((tmp_path / "answer.json").read_text()) == expected
 
 
-def test_a_form_that_the_engine_does_not_run_is_named(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def shorter_values(make_plan: Callable[..., Plan]) -> Any:
+    model = small_model(small_config("llama"))
+    names = [f"model.layers.1.self_attn.{name}" for name in ("v_proj", "o_proj")]
+    return compressed(model, make_plan, dict.fromkeys(names, ("head_dim", 8)))
+
+
+def fewer_heads(make_plan: Callable[..., Plan]) -> Any:
     config = small_config("llama")
-    name = "model.layers.1.self_attn.v_proj"
-    shorter = {name: ("head_dim", 8), "model.layers.1.self_attn.o_proj": ("head_dim", 8)}
-    compressed(small_model(config), make_plan, shorter).save_pretrained(tmp_path)
+    names = [weight.name for weight in weights_of(config) if weight.name.startswith("model.layers.1.self_attn.")]
+    return compressed(small_model(config), make_plan, dict.fromkeys(names, ("heads", 1)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (shorter_values, "layers.1.self_attn.v_proj is ValueLinear; expected Linear, LowRankLinear"),
+        (fewer_heads, "in place of 128; expected all heads of the dense model"),
+        (partial(stored_model, "llama"), "; expected Linear, LowRankLinear, Absent, Constant in 16 bits"),
+    ],
+)
+def test_what_the_engine_does_not_run_is_named(
+    make: Callable[..., Any], message: str, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    make(make_plan=make_plan).save_pretrained(tmp_path)
     done = serve(tmp_path)
     assert done.returncode != 0
-    assert f"{name} is ValueLinear; expected Linear, LowRankLinear" in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr

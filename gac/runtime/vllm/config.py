@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
-from gac.runtime.contract import COMPRESSED, chooses_code
+from gac.runtime.contract import COMPRESSED, QUANTIZATION, chooses_code
 
 
 def make_config(model_type: str) -> type[PretrainedConfig]:
@@ -21,6 +21,7 @@ class _CompressedConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
-        """Return the dense config. Keys that choose code are left out."""
-        values = {name: value for name, value in config_dict.items() if not chooses_code(name) and name != "auto_map"}
+        """Return the dense config, without keys that choose code or a quantiser: the plugin decides."""
+        dropped = ("auto_map", QUANTIZATION)
+        values = {name: value for name, value in config_dict.items() if not chooses_code(name) and name not in dropped}
         return CONFIG_MAPPING[cls.dense_type].from_dict({**values, "model_type": cls.dense_type}, **options)

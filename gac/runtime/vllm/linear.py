@@ -1,7 +1,7 @@
 """Linear layers of vLLM whose weights are low-rank pairs, or narrower than the dense model's.
 
-The layer stays the engine's own: its LoRA, its splitting over GPUs and its calls are unchanged. What a plan changes
-is its *linear method*, which makes the parameters, loads them and multiplies by them.
+The layer stays of the engine's own class. What a plan changes is its *linear method*, which makes the parameters,
+loads them and multiplies by them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,11 +46,10 @@ class PlannedConfig(QuantizationConfig):  # type: ignore[misc]
         if not isinstance(layer, LinearBase):
             return None
         block, _, name = prefix.rpartition(".")
-        names = [f"{block}.{sibling}" for sibling in self.packed.get(name, [name])]
-        if prefix in self.modules:  # stacked in transformers too
-            names = [prefix]
+        stacked = prefix in self.modules  # in transformers too
+        names = [prefix] if stacked else [f"{block}.{sibling}" for sibling in self.packed.get(name, [name])]
         modules = [self.modules.get(sibling) for sibling in names]
-        self.used.update(name for name in names if name in self.modules)
+        self.used |= self.modules.keys() & set(names)
         if not any(modules):
             return UnquantizedLinearMethod()
         absent = [module is not None and module.module in ("Absent", "Constant") for module in modules]
@@ -137,6 +136,7 @@ class PlannedLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
             if layer.tp_size > 1:
                 raise ValueError(f"{layer.prefix} is one stacked weight, over {layer.tp_size} GPUs; expected one GPU.")
             sizes = [sum(sizes)]
+        _check_heads(layer, self._modules)
         siblings = [
             self._sibling(layer, module, size, input_size) for module, size in zip(self._modules, sizes, strict=True)
         ]
@@ -158,7 +158,8 @@ class PlannedLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         rank = None
         if module is not None:
             rank, in_features = module.sizes.get("rank"), module.sizes["in_features"]
-            if (planned := module.sizes["out_features"]) != out_features * layer.tp_size:
+            if not isinstance(layer, QKVParallelLinear):  # its sizes count heads that several processes have
+                planned = module.sizes["out_features"]
                 out_features = planned if self._by_input else _divided(layer, planned)
         return _Sibling(rank, out_features, _divided(layer, in_features) if self._by_input else in_features)
 
@@ -205,6 +206,17 @@ class PlannedLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         strided = isinstance(layer, QKVParallelLinear)
         y: Tensor = project(x, layer.weight, layer.second, bias, ranks, layer.output_partition_sizes, strided)
         return y
+
+
+def _check_heads(layer: Any, modules: Sequence[Module | None]) -> None:
+    if not isinstance(layer, QKVParallelLinear):
+        return
+    keys, queries = (heads * layer.head_size for heads in (layer.total_num_kv_heads, layer.total_num_heads))
+    expected = (queries, keys, keys) if len(modules) == 3 else (queries + 2 * keys,)
+    for module, features in zip(modules, expected, strict=True):
+        if module is not None and module.sizes["out_features"] != features:
+            problem = f"{layer.prefix} has {module.sizes['out_features']} features in place of {features}"
+            raise ValueError(f"{problem}; expected all heads of the dense model, which this engine runs.")
 
 
 def _divided(layer: Any, size: int) -> int:

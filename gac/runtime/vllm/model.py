@@ -47,6 +47,9 @@ class _Compressed:
         if header is None:
             raise ValueError("config.json has no key gac; expected a model that GAC compressed.")
         _check_runs(header)
+        if vllm_config.quant_config is not None:
+            name = vllm_config.quant_config.get_name()
+            raise ValueError(f"quantization {name} of a compressed model; expected none. Leave --quantization out.")
         _warn_of_version()
         planned = PlannedConfig(header.modules, {**_PACKED, **(self.packed_modules_mapping or {})})
         vllm_config.quant_config = planned

@@ -1,4 +1,4 @@
-"""The operator of siblings of which some are low-rank pairs: one GEMM of all that reads the input, one a pair."""
+"""The operator of siblings, some of them low-rank pairs: one GEMM of all that reads the input, and one a pair."""
 
 from itertools import accumulate
 
@@ -10,13 +10,16 @@ from vllm.utils.torch_utils import direct_register_custom_op
 def first_rows(ranks: list[int]) -> list[int]:
     """Return the siblings in the order of their rows in the first GEMM.
 
-    Dense ones at the end come first, so that the GEMM writes them where they belong: beside them lie the products of
-    first factors, behind all outputs.
+    Dense siblings at the end come first. So the GEMM can write them in place: the products of first factors lie behind
+    all outputs.
     """
-    direct = len(ranks)
-    while direct and not ranks[direct - 1]:
-        direct -= 1
-    return [*range(direct, len(ranks)), *range(direct)]
+    end = _paired(ranks)
+    return [*range(end, len(ranks)), *range(end)]
+
+
+def _paired(ranks: list[int]) -> int:
+    """Return the number of siblings up to the last low-rank pair."""
+    return max((index for index, rank in enumerate(ranks, 1) if rank), default=0)
 
 
 def _project(
@@ -31,12 +34,12 @@ def _project(
         bias: shape ``(sum(sizes),)``.
         ranks: of each sibling; 0: it is dense.
         sizes: output features of each sibling.
-        strided: rows of the result may lie apart, so that the GEMM writes dense outputs in place.
+        strided: rows of the result may lie apart. The GEMM then writes dense outputs in place.
 
     Returns:
         Shape ``(tokens, sum(sizes))``.
     """
-    total, direct = sum(sizes), _direct(ranks, sizes) if strided else 0
+    total, direct = sum(sizes), sum(sizes[_paired(ranks) :]) if strided else 0
     buffer = x.new_empty(x.shape[0], total - direct + len(weight) if direct else total)
     products = torch.mm(x, weight.t(), out=buffer[:, total - direct :]) if direct else torch.mm(x, weight.t())
     columns = _columns(ranks, sizes)
@@ -62,20 +65,10 @@ def _columns(ranks: list[int], sizes: list[int]) -> list[int]:
     return [columns[index] for index in range(len(ranks))]
 
 
-def _direct(ranks: list[int], sizes: list[int]) -> int:
-    """Return how many columns of the output the first GEMM writes in place."""
-    columns = 0
-    for rank, size in zip(reversed(ranks), reversed(sizes), strict=True):
-        if rank:
-            break
-        columns += size
-    return columns
-
-
 def _shape(
     x: Tensor, weight: Tensor, second: Tensor, bias: Tensor | None, ranks: list[int], sizes: list[int], strided: bool
 ) -> Tensor:
-    total, direct = sum(sizes), _direct(ranks, sizes) if strided else 0
+    total, direct = sum(sizes), sum(sizes[_paired(ranks) :]) if strided else 0
     return x.new_empty(x.shape[0], total - direct + weight.shape[0] if direct else total)[:, :total]
 
 
