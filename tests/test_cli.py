@@ -101,7 +101,7 @@ def test_a_recipe_file_replaces_the_options(work: Any, tmp_path: Path, monkeypat
     recipe = gac.Recipe.of(0.7, method="svd")
     recipe.save(tmp_path / "recipe.json")
     requests: list[gac.Recipe] = []
-    monkeypatch.setattr("gac.api.allocate", lambda *_, recipe, **__: requests.append(gac.Recipe.load(recipe)))
+    monkeypatch.setattr("gac.api.allocate", lambda *_, recipe, **__: requests.append(recipe))
     words = ("allocate", work.model, "--recipe", tmp_path / "recipe.json", "--tokenizer", work.model)
     run(*words)
     assert requests == [recipe]

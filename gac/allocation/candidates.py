@@ -191,8 +191,9 @@ class CandidateBuilder:
             options = list(separate)
             for position in taken:
                 parts = [weight_candidates(self.site, position, form, scheme, np.array([dim]), None, self.timing)]
-                for variant in (variant for variant in inside[position] if variant.shortening(1)[1] == dim):
-                    parts += self._in_form(variant, scheme, position)
+                for variant in inside[position]:
+                    if variant.shortening(1)[1] == dim:
+                        parts += self._in_form(variant, scheme, position)
                 options[position] = CandidateSet.concatenate(parts)
             built += self._combined(options, known, float(curve.loss[dim]))
         return built

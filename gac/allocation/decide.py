@@ -71,12 +71,11 @@ def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> R
     known = {name: _known_workloads(sites, timing, name) for name in schemes}
     limited = [workload for workload in known[DEFAULT_SCHEME] if workload in (latency or ())]
     for name, in_scheme in known.items():
-        for workload in (workload for workload in limited if workload not in in_scheme):
+        if lacking := [workload for workload in limited if workload not in in_scheme]:
             raise ProfileError(
-                f"a limit of latency for {workload} with scheme {name}, which the profile does not have",
+                f"a limit of latency for {lacking[0]} with scheme {name}, which the profile does not have",
                 f"schemes that it was measured in, such as {DEFAULT_SCHEME}",
-                f"Measure it with {profile_command('NAME', recipe, workload)}, or plan without the limit or the "
-                "scheme.",
+                f"Measure it with {profile_command('NAME', recipe, *lacking)}, or plan without one of the two.",
             )
     untimed = [name for name in recipe.space.forms if not has_latencies(timing, form_named(name), sites)]
     if untimed and (latency or slack):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import fsum, isclose
+from typing import Any
 
 import numpy as np
 
@@ -148,14 +149,16 @@ class Frontier(Shown, Record):
         if not -count <= index < count:
             raise PlanError(f"point {index} of a frontier", f"one from 0 to {count - 1}", "Name one of these.")
         point = self.points[index]
-        limits, proof = Limits(point.asked), point.certificate
-        if self.limit != PARAMS:
-            latency = {} if self.limit in COSTS else {self.limit: point.asked}
-            limits = Limits(1.0, latency=latency)
-            if self.limit in COSTS:
-                limits = replace(limits, **{COSTS[self.limit].limit: point.asked})  # type: ignore[arg-type]
-            if len(proof.multipliers) == 1:  # no choice has more parameters than dense
-                proof = replace(proof, multipliers=(0.0, *proof.multipliers))
+        if self.limit == PARAMS:
+            limits = Limits(point.asked)
+        elif self.limit in COSTS:
+            costs: dict[str, Any] = {COSTS[self.limit].limit: point.asked}
+            limits = Limits(1.0, latency={}, **costs)
+        else:
+            limits = Limits(1.0, latency={self.limit: point.asked})
+        proof = point.certificate
+        if self.limit != PARAMS and len(proof.multipliers) == 1:  # no choice has more parameters than dense
+            proof = replace(proof, multipliers=(0.0, *proof.multipliers))
         return assemble(
             [site.site for site in self.sites],
             self.taken(point),

@@ -29,7 +29,6 @@ class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-ca
     """A compressed model with its plan, which is read when it is first asked for."""
 
     _gac_plan: Plan
-    _not_paged_error = ModelError
 
     @property
     def gac_plan(self) -> Plan:
@@ -55,6 +54,9 @@ class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-ca
         if digest_of(text) != digest:
             value = f"plan.json has digest {digest_of(text)[:12]}"
             raise contradiction(source, value, f"{str(digest)[:12]}, as config.json says")
+
+    def _refusal(self, value: str, expected: str, remedy: str) -> Exception:
+        return ModelError(value, expected, remedy)
 
     def _write_companions(self, directory: Path) -> None:
         super()._write_companions(directory)

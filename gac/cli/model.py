@@ -46,7 +46,7 @@ def allocate(model: str, output: Path, verify: bool, check: str | None, **option
     MODEL is a directory, a hub id, or a packaged model (smollm2, gemma3-270m). Measures the loss of each choice on
     calibration text, then decides for all weights at once: the least loss within the budget, with a proof.
     """
-    plan = gac.allocate(model, **request(model, options), verify=verify, check=check)
+    plan = gac.allocate(model, **request(options), verify=verify, check=check)
     from gac.plan.layers import plan_table
     from gac.reporting.tables import plan_summary
 
@@ -86,7 +86,7 @@ def frontier(source: str, points: int, limit: str, plot: Path | None, output: Pa
         path, result = source, gac.Frontier.load(source)
     else:
         _FRONTIER.check(output)
-        path, result = str(output), gac.frontier(source, **request(source, options), points=points, limit=limit)
+        path, result = str(output), gac.frontier(source, **request(options), points=points, limit=limit)
         if leads():
             result.save(output)
         note(f"saved as {output}")

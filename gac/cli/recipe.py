@@ -123,7 +123,7 @@ def recipe_options(limits: bool) -> Callable[[T], T]:
     return decorate
 
 
-def request(model: str, options: dict[str, Any]) -> dict[str, Any]:
+def request(options: dict[str, Any]) -> dict[str, Any]:
     """Convert the options of a recipe to ``recipe`` and ``tokenizer`` of ``gac.allocate``.
 
     Raises:
@@ -136,4 +136,9 @@ def request(model: str, options: dict[str, Any]) -> dict[str, Any]:
         raise click.UsageError("--align-to goes without --no-align.", click.get_current_context())
     options |= {} if step is None else {"align": step}
     chosen = {name: value for name, value in options.items() if value not in (None, ())}
-    return {"recipe": file or Recipe.of(**chosen), "tokenizer": tokenizer}
+    recipe = Recipe.of(**chosen) if file is None else Recipe.load(file)
+    if tokenizer is not None:  # a wrong name is refused before the weights are read
+        from gac.models.loading import load_tokenizer
+
+        tokenizer = load_tokenizer(tokenizer)
+    return {"recipe": recipe, "tokenizer": tokenizer}

@@ -106,7 +106,9 @@ def fitted_modules(
     modules = build_modules(run, plan.weights, changed, fits)
     if refit_mode != "none":
         return refit(run, modules, plan.weights, refit_mode, sites, fits, embeddings)
-    return store_all(run, modules, plan.weights, targets, fit_layers(run, targets, forms=forms, rounding=True))
+    if any(scheme_named(choice.scheme).lossy for choice in plan.weights if choice.name in modules):
+        fits = fit_layers(run, targets, forms=forms, rounding=True)  # the inputs of all weights too
+    return store_all(run, modules, plan.weights, targets, fits)
 
 
 def refit(
@@ -121,7 +123,8 @@ def refit(
     """The modules of compressed weights fitted again, and fitted copies of the others and of the last norm.
 
     The model is as it was when this returns or raises.
-    // Args:
+
+    Args:
         modules: the new module of every weight that changes, by name; what they hold is changed.
         sites: all of the model's, as planned.
         fits: what was measured of each layer, from the first that changes on.

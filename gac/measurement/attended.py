@@ -139,11 +139,11 @@ def _name(what: str, half: int, weight: str) -> str:
 def _hearing(
     model: nn.Module, attention: str, names: Sequence[str], size: int, heard: Callable[[Iterator[Blocks]], None]
 ) -> Iterator[None]:
-    """With what hears an attention, one window at a time, when its gradient comes.
+    """Listen to an attention: ``heard`` is called with the blocks of each window, when its gradient comes.
 
     Other hooks of the projections have to be there already: what follows is differentiated to views of their outputs,
-    so that those hooks hear no gradient of single blocks. ``names`` are those of its k_proj and v_proj; ``heard`` is
-    given the blocks of a window. ModelError, while the model runs, if it mixes values in another way than by softmax.
+    so that those hooks hear no gradient of single blocks. ``names`` are those of its k_proj and v_proj.
+    ModelError, while the model runs, if it mixes values in another way than by softmax.
     """
     AttentionInterface.register(_ATTENTION, _listened)
     module: Any = model.get_submodule(attention)

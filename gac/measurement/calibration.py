@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
-from operator import gt
 from pathlib import Path
 
 import torch
@@ -205,6 +204,7 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
                     device = read_parameter(run.model, f"{weights[layer][0].name}.weight").device
                     moments = LayerMoments(read_tensors(run.moments_path(layer), device))
                 turn_moments.append((layer, moments))
+                del moments
                 continue
             turn_moments.append(next(measured))
             moments = turn_moments[-1][1]
@@ -252,7 +252,7 @@ def _measure(
                 yield layer, moments
                 del moments
                 settled = layer in ends
-            if layer > lowest and settled and ranks.once(partial(gt, time.monotonic() - saved, SNAPSHOT_SECONDS)):
+            if layer > lowest and settled and ranks.once(partial(_is_due, saved)):
                 gradients = ranks.collected(backward.gradients)
                 if gradients is not None:
                     write_tensors(run.store.boundary, {"gradients": gradients, "layer": torch.tensor(layer)})
@@ -260,6 +260,10 @@ def _measure(
     ranks.wait()  # others may work on their last layer: if one is lost, the next run begins at the boundary
     if ranks.leads:
         run.store.boundary.unlink(missing_ok=True)
+
+
+def _is_due(saved: float) -> bool:
+    return time.monotonic() - saved > SNAPSHOT_SECONDS
 
 
 def _with_eta(tick: Tick, windows: int, layers: int, lowest: int) -> Tick:

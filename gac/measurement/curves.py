@@ -129,7 +129,7 @@ def fit_layers(
         sites: whole layers of them, in model order.
         forms: forms that are to be measured beside those that always are.
         schemes: likewise, what rounding to them costs.
-        rounding: whether what rounding for the dense model's inputs needs is kept too.
+        rounding: store the input moments too, which rounding for the dense model's inputs needs.
 
     Raises:
         ModelError: a statistic is not finite.

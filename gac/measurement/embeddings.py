@@ -66,7 +66,7 @@ def replace_embeddings(model: PreTrainedModel, modules: Mapping[str, nn.Module])
 
 
 def measure_head(run: CalibrationRun, model: PreTrainedModel, scheme: Scheme) -> RoundedHead | None:
-    """Embedding and LM head in a scheme, and the mean divergence of the model with them; None where none is lossy."""
+    """Embedding and LM head in a scheme, and the mean divergence with them; None if it is not lossy."""
     if not scheme.lossy:
         return None
     stored = run.stored(f"head-{scheme.name}", lambda: {"loss": _divergence(run, quantised_embeddings(model, scheme))})

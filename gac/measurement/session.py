@@ -225,7 +225,7 @@ def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
         runs = sum(dims) + (0 if form.min_dim else comb(min(len(dims), MOST), 2))
         yield (
             f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, from the first layer that "
-            "changes on; other forms= (--form) leave that out"
+            "changes on; leave the form out of forms= (--form) to save that"
         )
     windows = len(held_out(texts.windows, texts.length)) if attended else 0
     bases = {base.name: base for form in forms for base in (form.base_form or form,) if base.loss.anchors and windows}

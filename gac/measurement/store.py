@@ -69,9 +69,9 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as failure:
         raise StatisticsError(
-            f"statistics cannot be written to {path}: {failure}",
+            f"saved results cannot be written to {path}: {failure}",
             "a writable place with room, which GAC_HOME names",
-            "Make room or set GAC_HOME, and run the same again: finished layers are kept.",
+            "Make room or set GAC_HOME, and run the same again: what was saved before is kept.",
         ) from failure
 
 
@@ -100,9 +100,9 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except (OSError, SafetensorError) as failure:
         raise StatisticsError(
-            f"kept statistics {path} cannot be read: {failure}",
-            "a file as calibration wrote it",
-            "Delete it: what it held is measured again.",
+            f"saved results {path} cannot be read: {failure}",
+            "a file as GAC wrote it",
+            "Delete it: what it held is computed again.",
         ) from failure
 
 

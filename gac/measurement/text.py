@@ -137,8 +137,8 @@ def calibration_windows(
         raise TextError(
             f"calibration windows of {spec.length} token", "at least 2: the first is not predicted", "Ask for more."
         )
-    source = _source(spec.name if isinstance(spec, TextSpec) else spec)
-    ids, head = _tokens(source.calibration(), tokenizer)[: source.reserved], bos_of(tokenizer, bos)
+    source, head = _source(spec.name if isinstance(spec, TextSpec) else spec), bos_of(tokenizer, bos)
+    ids = _tokens(source.calibration(), tokenizer)[: source.reserved]
     return _cut(spec.name, ids, spec.windows, spec.length, seed=seed, head=head)
 
 
@@ -237,13 +237,17 @@ def _cut(
     seed: int = 0,
     head: int | None = None,
 ) -> Windows:
-    """Cut full windows: all, or as many as asked for. A ``head`` takes the place of the first token of each."""
+    """Cut full windows: all, or as many as asked for. With a ``head``, each is that token and ``length - 1`` of text.
+
+    ``seed`` 0 takes them in even steps through the text; any other draws them.
+    """
     step = length if head is None else length - 1
     if step < 1 or (windows is not None and windows < 1):
         raise _bad_size(f"{windows} windows of {step} tokens")
     needed, count = (windows or 1) * step, len(ids) // step
     if needed > len(ids):
-        longest = f"windows of at most {len(ids) + length - step} tokens"
+        most = len(ids) + length - step
+        longest = f"windows of at most {most} tokens" if most > 1 else "more"
         smaller = f"at most {count} windows of {length}" if count else longest
         raise TextError(
             f"{name} has {len(ids):,} tokens for {purpose}",

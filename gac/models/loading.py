@@ -233,13 +233,14 @@ def default_device() -> str:
 def usable_device(name: torch.device | str | None) -> torch.device:
     """The device of this name, None being the GPU if there is one; a ModelError if there is no such device here."""
     gpus = torch.cuda.device_count()
+    expected, remedy = f"cpu, or one of the {gpus} GPUs here", "Correct it, or leave it out."
+    refusal = ModelError(f"device {str(name)!r}", expected, remedy)
     try:
         device = torch.device(default_device() if name is None else name)
-        if device.type == "cuda" and (device.index or 0) >= gpus:
-            raise RuntimeError("there is no such GPU")
     except RuntimeError as failure:
-        expected, remedy = f"cpu, or one of the {gpus} GPUs here", "Correct it, or leave it out."
-        raise ModelError(f"device {str(name)!r}", expected, remedy) from failure
+        raise refusal from failure
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        raise refusal
     return device
 
 

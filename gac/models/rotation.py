@@ -132,9 +132,10 @@ class _Wide:
         self._weight = linear.weight.detach().double()
         self._bias = None if linear.bias is None else linear.bias.detach().double()
 
-    def turn_inputs(self, basis: Tensor, gain: Tensor | float = 1.0) -> None:
+    def turn_inputs(self, basis: Tensor, gain: Tensor | None = None) -> None:
         """W diag(gain) R: what it reads comes without the gain, and in the basis; block by block of its size."""
-        self._weight = _in_basis(self._weight * torch.as_tensor(gain).to(self._weight), basis)
+        weight = self._weight if gain is None else self._weight * gain.to(self._weight)
+        self._weight = _in_basis(weight, basis)
 
     def turn_outputs(self, basis: Tensor, last: int | None = None) -> None:
         """R^T W and R^T b: what it writes is in the basis; the last outputs alone where their number is given."""

@@ -181,10 +181,11 @@ def check_candidate(candidate: Candidate, weights: Sequence[Weight], workloads: 
 def _check_choices(choices: Sequence[WeightChoice], params: int, what: str) -> None:
     for choice in choices:
         check_choice(choice.weight, choice.form, choice.dim)
-        if (expected := (scheme := scheme_named(choice.scheme)).shape_requirement) is not None:
+        scheme = scheme_named(choice.scheme)
+        if scheme.shape_requirement is not None:
             gemms = form_named(choice.form).latency.gemms(choice.weight, choice.dim, 1)
             problem = f"{what} has {choice.name} as {choice.form} {choice.dim} in {scheme.name}"
-            check(all(map(scheme.supports, gemms)), problem, expected)
+            check(all(map(scheme.supports, gemms)), problem, scheme.shape_requirement)
     _check_shortened(choices, what)
     count = sum(choice.params for choice in choices)
     check(count == params, f"{what} states {params} parameters", f"{count}, as its dims say")

@@ -80,7 +80,7 @@ class Measure:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        texts = (self.text,) if isinstance(self.text, str) else self.text
+        texts = (self.text,) if isinstance(self.text, str) else tuple(self.text)
         _check(bool(texts) and all(texts), "measure.text", self.text, "a name or a path, or several")
         object.__setattr__(self, "text", texts[0] if len(texts) == 1 else texts)
 

@@ -59,14 +59,20 @@ class Rows:
         passes = tuple(self.passes[self.starts[row] : self.starts[row + 1]].tolist())
         shape = dict(zip(kind.axes, self.sizes[row].tolist(), strict=False))
         median_ns, iqr_ns = (float(column[row]) if passes else None for column in (self.median_ns, self.iqr_ns))
-        samples, clock, converged = (
-            int(self.samples[row]),
-            int(self.sm_clock_mhz[row]) or None,
-            bool(self.converged[row]),
+        return Measurement(
+            kind.operator,
+            shape,
+            kind.dtype,
+            kind.cache,
+            median_ns,
+            iqr_ns,
+            samples=int(self.samples[row]),
+            sm_clock_mhz=int(self.sm_clock_mhz[row]) or None,
+            converged=bool(self.converged[row]),
+            launches=self.launches_of(int(self.launched[row])),
+            error=self.errors.get(row),
+            passes=passes,
         )
-        launches, error = self.launches_of(int(self.launched[row])), self.errors.get(row)
-        first_pass = median_ns, iqr_ns, samples, clock, converged
-        return Measurement(kind.operator, shape, kind.dtype, kind.cache, *first_pass, launches, error, passes)
 
     def __iter__(self) -> Iterator[Measurement]:
         return map(self.__getitem__, range(len(self)))

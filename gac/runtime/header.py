@@ -50,7 +50,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     schema_version: int
     plan: str = ""
     digest: str = ""
-    decode_kernel: Any = None
+    decode_kernel: Any = None  # written by every version; none reads it since the option is gone
     modules: dict[str, Module]
     fused: list[list[str]] = []
     skipped: list[Skipped] = []

@@ -50,8 +50,6 @@ class CompressedModel(modeling_gac.CompressedModel):
     as for any model. A config without the key makes the dense model.
     """
 
-    _not_paged_error: type[Exception] = SplitError
-
     def _replace_modules(self: Any, header: Any) -> None:
         replace_weights(self, self.config)
         description_of(self, self.config)  # refused here, before weights are read
@@ -112,8 +110,11 @@ class CompressedModel(modeling_gac.CompressedModel):
     def init_continuous_batching(self: Any, *args: Any, **options: Any) -> Any:
         """As for any transformers model; refused where its paged cache has no room for the model's keys and values."""
         if (problem := _not_paged(self)) is not None:
-            raise self._not_paged_error(*problem)
+            raise self._refusal(*problem)
         return super().init_continuous_batching(*args, **options)  # type: ignore[misc]
+
+    def _refusal(self, value: str, expected: str, remedy: str) -> Exception:
+        return ValueError(f"{value}; expected {expected}. {remedy}")
 
     def _upload_modified_files(self: Any, working_dir: Any, *args: Any, **options: Any) -> Any:
         self._write_companions(Path(working_dir))

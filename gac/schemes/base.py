@@ -134,7 +134,8 @@ class Scheme:
     ) -> "Tensor":
         """The matrix ``(rows, columns)`` of a module's parameters after storing, in the same dtype.
 
-        By default from ``levels``, or what the storage gives back of ``stored``; other schemes define it.
+        By default the numbers on ``levels``; without levels what the storage gives back of ``stored``. Schemes with
+        neither override this.
 
         Args:
             inputs: of the product, for schemes that minimise its error; None if unknown.
@@ -157,7 +158,7 @@ class Scheme:
         return self.on_grid(grid)
 
     def levels(self) -> "Levels | None":
-        """The values of its numbers, quantised with error feedback and stored by ``on_grid``; None: it does its own."""
+        """The levels that ``quantised`` and ``stored`` round to, with error feedback; None: the scheme defines both."""
         return None
 
     def _quantise(self, matrix: "Tensor", inputs: "Inputs | None", gradients: "Tensor | None") -> "Grid | None":

@@ -66,7 +66,8 @@ def press_of(press: Any, options: Mapping[str, Any] | None = None) -> tuple[Any,
     Raises:
         GacError: it is unknown, has no ratios by layer, or has parameters that no plan can hold.
     """
-    presses, known = _presses(), known_presses()
+    presses = _presses()
+    known = {name: kind for name, (kind, refusal) in presses.items() if not refusal}
     kind, listed = type(press), f"one of {', '.join(known)}"
     if by_name := isinstance(press, str):
         if _plain(press) not in presses:

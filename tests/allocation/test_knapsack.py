@@ -70,7 +70,7 @@ def test_extreme_instances_equal_every_choice(seed: int, instances: int) -> None
 
 
 def test_the_fuzzer_detects_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = lambda items, bound, value, *_: search.Searched(None, value - bound.lower)  # noqa: E731
+    nothing = lambda items, bound, value, *_, **__: search.Searched(None, value - bound.lower)  # noqa: E731
     monkeypatch.setattr(search, "search_margin", nothing)
     assert any("not the least" in wrong for _, wrong in faults(seed=0, instances=200))
 

@@ -154,7 +154,7 @@ def test_a_home_that_cannot_be_written_to_is_refused_before_calibration(
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
     result = run("allocate", directory, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json")
     assert result.exit_code == ERROR
-    assert "statistics cannot be written to" in result.stderr
+    assert "saved results cannot be written to" in result.stderr
     assert "a writable place with room, which GAC_HOME names" in result.stderr
 
 

@@ -156,7 +156,7 @@ def test_statistics_that_were_damaged_are_named(what: str, world: Path, tmp_path
         damaged = store / "boundary.safetensors"
     damaged.write_bytes(b"torn")
     outcome = run("allocate", world, tmp_path).outcome
-    assert outcome.startswith(f"StatisticsError: kept statistics {damaged} cannot be read")
+    assert outcome.startswith(f"StatisticsError: saved results {damaged} cannot be read")
     assert outcome.endswith("expected a file as calibration wrote it. Delete it: what it held is measured again.")
 
 

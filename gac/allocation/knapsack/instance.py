@@ -117,15 +117,17 @@ def parse_instance(
 ) -> tuple[tuple[Group, ...], tuple[int, ...], tuple[str, ...]]:
     """Check the arguments of ``knapsack``; return groups, limits as Python integers, and a name for each limit."""
     groups, bounds = _as_tuple("groups", groups), _as_tuple("limits", limits)
-    labels = _as_tuple("names", (names,) if isinstance(names, str) else names or ())
+    several = (names,) if isinstance(names, str) else names
+    labels = () if several is None else _as_tuple("names", several)
     for group in groups:
         stated = f"an entry of type {type(group).__name__} among the groups"
         _check(isinstance(group, Group), stated, "Group objects", "Pass a list of Group.")
+    stated = f"{len(groups)} groups and {len(bounds)} limits"
+    _check(groups and bounds, stated, "one of each at least", "Give a group and a limit.")
+    for group in groups:
         stated = f"group {group.name!r} has costs under {group.costs.shape[1]} limits"
         expected, remedy = f"{len(bounds)}, as many as there are limits", "Give one column of costs a limit."
         _check(group.costs.shape[1] == len(bounds), stated, expected, remedy)
-    stated = f"{len(groups)} groups and {len(bounds)} limits"
-    _check(groups and bounds, stated, "one of each at least", "Give a group and a limit.")
     remedy = "Round the limits down to whole units (parameters, ns, bytes)."
     _check(all(map(is_whole, bounds)), f"limits {list(bounds)}", "integers", remedy)
     stated, remedy = f"{len(labels)} names for {len(bounds)} limits", "Name every limit, or none."

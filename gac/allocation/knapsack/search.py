@@ -56,12 +56,13 @@ def settle(items: Ragged, bound: Bound, choice: Ints, work: Work, enough: int = 
     Once the work is spent, or with a value of ``enough`` or less, the best choice and bound so far are returned.
     """
     value, lower = items.value(choice), bound.lower
-    room, least_room, many, core, looked = _first_room(items, bound, value), 1, _LONGER * _CHEAP, 0, 0
+    room, least_room, many = _first_room(items, bound, value), 1, _LONGER * _CHEAP
+    core = looked = 0
     while lower < value and value > enough and not work.spent:
         near = bound.reduced < min(value - bound.lower, room)
         part, core = items.keep(near), int(near.sum())
         half = Work(work.remaining / 2)
-        searched = search_margin(part, bound.keep(near), value, room, least_room, many, half)
+        searched = search_margin(part, bound.keep(near), value, half, room=room, least_room=least_room, many=many)
         work.steps += half.steps
         if searched.choice is not None:
             choice = np.flatnonzero(near)[searched.choice]
@@ -114,7 +115,7 @@ def _first_room(items: Ragged, bound: Bound, value: int) -> int:
 
 
 def search_margin(
-    items: Ragged, bound: Bound, value: int, room: int, least_room: int, many: int, work: Work
+    items: Ragged, bound: Bound, value: int, work: Work, *, room: int, least_room: int, many: int
 ) -> Searched:
     """Find the best choice within the limits and the margin whose value is below ``value``, or one a bit beyond.
 

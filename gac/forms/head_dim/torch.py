@@ -58,9 +58,7 @@ def shorten_values(output: Tensor, metric: Metric, heads: int, groups: int) -> S
     """Order the value dims of every group of heads.
 
     ``output`` is o_proj's weight, ``(out, heads * head_dim)``. Query head h reads the values of group
-    ``h
-    (heads
-    groups)``.
+    ``h // (heads // groups)``.
     """
     head_dim = output.shape[1] // heads
     weight = output.detach().double().reshape(-1, heads, head_dim)

@@ -283,9 +283,9 @@ def _differences(slow: Run, fast: Run) -> Mapping[CauseKind, bool]:
     roles = {ours.role, theirs.role}
     comparable = "gemv" not in roles and (ours.role != "attention" or ours.family == theirs.family)
     levels = [(ours.tier, theirs.tier), *([(ours.architecture, theirs.architecture)] if ours.role == "gemm" else [])]
-    less_padding = 0.0
+    more_padding = 0.0
     if slow.gemm and fast.gemm and ours.tile:
-        less_padding = padding(slow.gemm, ours.tile) - padding(fast.gemm, ours.tile)
+        more_padding = padding(slow.gemm, ours.tile) - padding(fast.gemm, ours.tile)
     return {
         # a kernel that needs less alignment, or was written for an older GPU
         "alignment tier": comparable
@@ -293,7 +293,7 @@ def _differences(slow: Run, fast: Run) -> Mapping[CauseKind, bool]:
         "template": "attention" in roles and (ours.family, ours.template_d) != (theirs.family, theirs.template_d),
         "kernel switch": _is_switched(slow, fast),
         "wave": slow.waves is not None and fast.waves is not None and slow.waves.count > fast.waves.count,
-        "tile padding": less_padding >= MORE_PADDING,
+        "tile padding": more_padding >= MORE_PADDING,
     }
 
 

@@ -54,8 +54,7 @@ def estimate(
 
     A timing is twelve replays, at half the tensor cores' rate or half the memory's, and some ms for everything else.
     """
-    if passes < 1:
-        raise ProfileError(f"{passes} passes", "at least 1", f"Use {PASSES}, the default.")
+    _check_passes(passes)
     header = header or fingerprint()
     target = default_path(header.gpu) if path is None else Path(path)
     known: dict[Point, Measurement] = {}
@@ -92,6 +91,7 @@ def profile_gpu(
         ProfileError: there are fewer GPUs, they differ, one failed, ``passes`` is below 1, or the file cannot be
             resumed here.
     """
+    _check_passes(passes)  # before a process starts
     with measurers_on(gpus, points) as (header, ready):
         ahead = estimate(points, path, passes, header, gpus)
         logger.info("%s", ahead)
@@ -103,6 +103,11 @@ def profile_gpu(
             remaining = ahead.remaining - timed
             logger.info("%s", f"{timed:,} timings in {time.monotonic() - begun:.0f} s, {remaining:,} left")
     return ahead.path
+
+
+def _check_passes(passes: int) -> None:
+    if passes < 1:
+        raise ProfileError(f"{passes} passes", "at least 1", f"Use {PASSES}, the default.")
 
 
 def warn_if_shared(header: Header) -> None:

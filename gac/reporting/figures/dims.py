@@ -196,7 +196,7 @@ def layer_time(
     if workload is None and not first.workloads:
         problem = f"plan for {first.measured.model} names no workload"
         raise PlanError(problem, "one, to look latencies up for", "Name one.")
-    workload = workload or first.workloads[0].workload
+    workload = first.workloads[0].workload if workload is None else workload
     timing = Timing(profile, (Workload.parse(workload),))
     bars = {"dense": _latencies(first, timing, layer, dense=True)}
     for name, plan in plans.items():

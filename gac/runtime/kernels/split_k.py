@@ -58,7 +58,7 @@ class SplitK:
         dtype: torch.dtype,
         counters: Tensor | None = None,
     ) -> "SplitK":
-        """As many programs share a tile as there are for each, where each has two steps at least.
+        """Let as many programs share a tile as the GPU has room for, each with two steps at least.
 
         Tensors are on the device of ``like``, sums of that dtype. Counters are zeros; without any, new ones, which
         whoever launches the product clears.

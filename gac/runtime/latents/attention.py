@@ -43,10 +43,10 @@ def attend_latents(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend over latents: of one new token in a kernel where it can run, and on every device in PyTorch.
 
-    There keys and values of all tokens are rebuilt by the second factors ``k_proj.second`` and ``v_proj.second``, and
-    attended to as the model's config names it, with its ``options``. The query is rotated, shape ``(batch, heads, new
-    tokens, head_dim)``. Returns the mixed values ``(batch, new tokens, heads, head_dim)``, and attention weights or
-    None.
+    There the second factors ``k_proj.second`` and ``v_proj.second`` rebuild keys and values of all tokens, and the
+    attention that the model's config names attends to them, with its ``options``. The query is rotated, shape
+    ``(batch, heads, new tokens, head_dim)``. Returns the mixed values ``(batch, new tokens, heads, head_dim)``, and
+    attention weights or None.
     """
     seconds = _second_factors(attention)
     if (mixed := decode(attention, seconds, query, latents, mask, options)) is not None:

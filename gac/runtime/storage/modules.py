@@ -155,16 +155,16 @@ def store_in(storage: Storage, module: nn.Module) -> nn.Module:
 
 
 def plain_state(module: nn.Module, dtype: torch.dtype, left_out: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """The module's ``state_dict`` as if no matrix were in a storage: in its place stands the weight in the dtype.
+    """The module's ``state_dict`` with the weight, in the dtype, in the place of every matrix in a storage.
 
-    Names that begin with one ``left_out`` are not there.
+    Names that begin with one of ``left_out`` are left out.
     """
     stored = stored_names(module)
     state = {name: value for name, value in module.state_dict().items() if name not in stored}
     for path, matrix in stored_modules(module).items():
-        if not f"{path}.".startswith(left_out or "\0"):
+        if not f"{path}.".startswith(left_out):  # values take time and memory
             state[f"{path}.weight".lstrip(".")] = matrix.values(dtype)
-    return {name: value.detach() for name, value in state.items() if not name.startswith(left_out or "\0")}
+    return {name: value for name, value in state.items() if not name.startswith(left_out)}
 
 
 def stored_names(module: nn.Module) -> set[str]:

@@ -118,7 +118,7 @@ def rotated_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
 def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Return what ``plainly_rotated`` finds, to the last bit.
 
-    With float32 angles rounded to q's dtype, without their gradients.
+    With float32 angles the result is rounded to q's dtype. Angles get no gradients.
     """
     run: Any = _Rotated.apply if torch.is_grad_enabled() else rotated_heads
     result: tuple[Tensor, Tensor] = run(q, k, cos, sin)
