@@ -157,7 +157,7 @@ def test_statistics_that_were_damaged_are_named(what: str, world: Path, tmp_path
     damaged.write_bytes(b"torn")
     outcome = run("allocate", world, tmp_path).outcome
     assert outcome.startswith(f"StatisticsError: saved results {damaged} cannot be read")
-    assert outcome.endswith("expected a file as calibration wrote it. Delete it: what it held is computed again.")
+    assert outcome.endswith("expected a file as GAC wrote it. Delete it: what it held is computed again.")
 
 
 def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
