@@ -104,6 +104,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[[dict[str, Any]], None], d
     "newer": (pairs, newer_schema, {}, "schema_version is 99; expected 3. Open it with the version"),
     "unknown": (pairs, unknown_module, {}, "q_proj is 'Butterfly', which this version of GAC does not know"),
     "dense": (pairs, no_key, {}, "config.json has no key gac; expected a model that GAC compressed"),
+    "stages": (pairs, unedited, {"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2; expected 1"),
     "quantised": (pairs, unedited, FP8, "quantization fp8 of a compressed model; expected none"),
 }
 

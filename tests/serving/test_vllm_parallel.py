@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from gac.plan.plan import Plan
 from tests.compression.compressed import compressed
 from tests.serving.engine import Request, needs_vllm, save, serve, small
@@ -12,11 +10,10 @@ from tests.serving.engine import Request, needs_vllm, save, serve, small
 pytestmark = needs_vllm
 
 
-@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_two_processes_give_the_tokens_of_one(size: str, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_two_processes_give_the_tokens_of_one(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
     # One matrix of q, k and v; a sum of attention and MLP at once; vLLM's Transformers backend.
     model_types = ("llama", "qwen3", "gemma3_text", "phi3", "cohere", "olmo2")
-    requests = [save(small(name), make_plan, tmp_path / name, **{size: 2}) for name in model_types]
+    requests = [save(small(name), make_plan, tmp_path / name, tensor_parallel_size=2) for name in model_types]
     serve(requests, tmp_path)
     for request in requests:
         request.assert_same()

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import vllm
-from torch import nn
 
 from gac.runtime.header import Module, header_of
+from gac.runtime.modules import empty_linear
 
 BACKEND = "TransformersForCausalLM"
 """vLLM's class of its Transformers backend."""
@@ -27,10 +27,10 @@ class FewerHeads:
         for name, module in _with_fewer_heads(self.quant_config.modules).items():
             holder, _, attribute = name.rpartition(".")
             attention: Any = self.get_submodule(holder)  # type: ignore[attr-defined]
-            dense = getattr(attention, attribute, None)
-            if isinstance(dense, nn.Linear):  # of this pipeline stage
-                bias, where = dense.bias is not None, {"device": dense.weight.device, "dtype": dense.weight.dtype}
-                setattr(attention, attribute, nn.Linear(**module.sizes, bias=bias, **where))
+            dense = getattr(attention, attribute)
+            weight = dense.weight
+            linear = empty_linear(**module.sizes, bias=dense.bias is not None, device=weight.device, dtype=weight.dtype)
+            setattr(attention, attribute, linear)
         super().recursive_replace()  # type: ignore[misc]
 
 

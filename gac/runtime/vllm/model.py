@@ -6,8 +6,6 @@ from typing import Any
 
 from torch import Tensor
 from vllm import ModelRegistry
-from vllm.distributed import get_pp_group
-from vllm.model_executor.models.utils import PPMissingLayer
 
 from gac.runtime.vllm.check import checked_header, warn_of_version
 from gac.runtime.vllm.heads import BACKEND, FewerHeads
@@ -50,23 +48,22 @@ class _Compressed:
         if vllm_config.quant_config is not None:
             name = vllm_config.quant_config.get_name()
             raise ValueError(f"quantization {name} of a compressed model; expected none. Leave --quantization out.")
+        stages = vllm_config.parallel_config.pipeline_parallel_size
+        if stages > 1:
+            raise ValueError(f"pipeline_parallel_size is {stages}; expected 1. Use --tensor-parallel-size.")
         warn_of_version()
         packed = {**_PACKED, **(getattr(self, "packed_modules_mapping", None) or {})}
         planned = PlannedConfig(header.modules, packed)
         vllm_config.quant_config = planned
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         for name in sorted(planned.modules.keys() - planned.used):
-            if get_pp_group().world_size == 1 or _has(self, name.rpartition(".")[0]):
-                kind = type(self).__name__
-                raise ValueError(f"{name} has no layer in vLLM's {kind}; expected every weight to have one.")
+            raise ValueError(f"{name} has no layer in vLLM's {type(self).__name__}; expected every weight to have one.")
         self._transposed = set(header.modules) if config.model_type in _CONV1D else set()
         self._skipped = {block["block"]: f"{block['block']}.{block['output']}" for block in header.skipped}
         for block in header.skipped:
-            name = planned.name_of(block["block"])
-            if _has(self, name):
-                constant = header.modules[self._skipped[block["block"]]].module == "Constant"
-                norms = [planned.name_of(norm) for norm in block["norms"]]
-                skip(self, vllm_config, {**block, "block": name, "norms": norms}, constant)
+            constant = header.modules[self._skipped[block["block"]]].module == "Constant"
+            name, norms = planned.name_of(block["block"]), [planned.name_of(norm) for norm in block["norms"]]
+            skip(self, vllm_config, {**block, "block": name, "norms": norms}, constant)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the tensors of a checkpoint; the names of factors become those of parameters here."""
@@ -84,10 +81,3 @@ class _Compressed:
                 name = name.replace(old, new)
             transposed = name.endswith(".weight") and name.removesuffix(".weight") in self._transposed
             yield name, tensor.t() if transposed else tensor
-
-
-def _has(model: Any, path: str) -> bool:
-    try:
-        return not isinstance(model.get_submodule(path), PPMissingLayer)
-    except AttributeError:
-        return False
