@@ -114,7 +114,8 @@ def _has(model: Any, path: str) -> bool:
 def _join_activations(model: Any) -> None:
     """Let gate and up run the activation that follows, so that one launch does both where there is one token."""
     for module in model.modules():
-        activation, gate_up = getattr(module, "act_fn", None), getattr(module, "gate_up_proj", None)
+        activation = getattr(module, "act_fn", None)
+        gate_up: Any = getattr(module, "gate_up_proj", None)
         if type(activation) is SiluAndMul and isinstance(getattr(gate_up, "quant_method", None), DenseLinearMethod):
             gate_up.quant_method.activation = activation
             module.act_fn = nn.Identity()
