@@ -15,6 +15,7 @@ from gac.core.arrays import Floats, Ints
 from gac.core.errors import PlanError, ProfileError
 from gac.forms import Form, form_named, variants_of
 from gac.forms.loss_curves import LossCurves
+from gac.forms.planned_sites import fuse_sites
 from gac.models.sites import Site
 from gac.plan.costs import COSTS, columns_of
 from gac.plan.recipe import Space
@@ -85,8 +86,15 @@ def candidates(
 
 
 def dense_candidate(site: Site, timing: Timing, scheme: Scheme = BF16) -> CandidateSet:
+    """Return the dense site; weights that may share a GEMM do so, as in engines, where the profile has it."""
     dense, dims = [form_named("dense")] * len(site.weights), [full_dim(weight) for weight in site.weights]
-    return zip_candidates(site.fused_and_unfused[0], dense, dims, scheme, timing)
+    layouts = [zip_candidates(layout, dense, dims, scheme, timing) for layout in site.fused_and_unfused]
+    return next((rows for rows in reversed(layouts) if UNKNOWN not in rows.latency), layouts[0])
+
+
+def dense_model(sites: Sequence[Site], timing: Timing, scheme: Scheme = BF16) -> list[CandidateSet]:
+    """Return the dense model as engines run it: weights of one input share a GEMM, however a plan runs them."""
+    return [dense_candidate(site, timing, scheme) for site in fuse_sites(sites, optional=True)]
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:

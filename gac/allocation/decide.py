@@ -10,7 +10,7 @@ from math import floor, frexp, ldexp
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet, weight_candidates, with_fused_gemm
-from gac.allocation.candidates import dense_candidate
+from gac.allocation.candidates import dense_model
 from gac.allocation.dims import check_forms_divide, full_dim, runnable_dims
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.latencies import Timing, has_latencies
@@ -109,7 +109,7 @@ def _known_workloads(sites: Sequence[Site], timing: Timing, scheme: str) -> list
     def storable(site: Site) -> bool:
         return all(len(runnable_dims(dense, stored, weight, full_dim(weight), timing.gpus)) for weight in site.weights)
 
-    sets = [dense_candidate(site, timing, stored) for site in sites if storable(site)]
+    sets = dense_model([site for site in sites if storable(site)], timing, stored)
     return [str(workload) for workload in timing.workloads if total(sets, ns_of(workload)) is not None]
 
 
@@ -178,15 +178,14 @@ def plan_of(
     speed: Speed | None = None,
 ) -> Plan:
     """Make the plan of a problem from one candidate for each site."""
-    dense, measured = (problem.dense_ns, problem.fused_ns), problem.evidence(chosen)
-    beyond = problem.loss_beyond_sum(chosen)
+    dense, measured, beyond = problem.dense_ns, problem.evidence(chosen), problem.loss_beyond_sum(chosen)
     return assemble(problem.sites, chosen, dense, problem.recipe, measured, certificate, alternatives, speed, beyond)
 
 
 def assemble(
     sites: Sequence[Site],
     chosen: Sequence[Candidate],
-    dense: tuple[Sequence[int | None], Sequence[int | None]],
+    dense_ns: Sequence[int | None],
     recipe: Recipe,
     measured: Measured,
     certificate: Certificate,
@@ -197,7 +196,7 @@ def assemble(
     """Make a plan from one candidate for each site.
 
     Args:
-        dense: latency of the dense sites, one a workload, GEMM by GEMM and with shared ones; None where unknown.
+        dense_ns: latency of the dense model, one a workload; None where unknown.
         alternatives: of each site; None where they are not known.
         beyond_sum: loss of the choices beyond the sum of their losses.
     """
@@ -217,7 +216,7 @@ def assemble(
         for site, candidate, others in zip(sites, chosen, alternatives or [()] * len(sites), strict=True)
     )
     weights = [weight for choice in choices for weight in choice.weights]
-    workloads, limits = _workloads(recipe.deployment.workloads, chosen, *dense), []
+    workloads, limits = _workloads(recipe.deployment.workloads, chosen, dense_ns), []
     for column, fraction in recipe.fractions.items():
         counted = amounts(weights, workloads, column)
         assert counted is not None, f"{column} of a chosen candidate is unknown"
@@ -241,17 +240,17 @@ def assemble(
 
 
 def _workloads(
-    names: Sequence[str], chosen: Sequence[Candidate], dense_ns: Sequence[int | None], fused_ns: Sequence[int | None]
+    names: Sequence[str], chosen: Sequence[Candidate], dense_ns: Sequence[int | None]
 ) -> tuple[WorkloadLatency, ...]:
-    columns = zip(names, dense_ns, fused_ns, summed_latency(chosen), strict=True)
+    columns = zip(names, dense_ns, summed_latency(chosen), strict=True)
     weights, rows = sum(len(candidate.dims) for candidate in chosen), []
-    for column, (name, dense, fused, ns) in enumerate(columns):
+    for column, (name, dense, ns) in enumerate(columns):
         known = [candidate for candidate in chosen if candidate.latency_ns[column] is not None]
         unknown = weights - sum(len(candidate.dims) for candidate in known)
         interpolated = sum(candidate.interpolated[column] for candidate in known)
         modelled = sum(candidate.modelled[column] for candidate in known if candidate.modelled)
         measured = weights - unknown - interpolated - modelled
-        rows.append(WorkloadLatency(name, dense, ns, measured, interpolated, unknown, modelled, fused))
+        rows.append(WorkloadLatency(name, dense, ns, measured, interpolated, unknown, modelled))
     return tuple(rows)
 
 

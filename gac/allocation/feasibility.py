@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.candidates import candidates, dense_candidate
+from gac.allocation.candidates import candidates, dense_model
 from gac.allocation.dims import first_dim
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import Timing, unnamed
-from gac.allocation.problem import allowed, as_knapsack, dense_total, name_of, with_known_costs
+from gac.allocation.problem import dense_total, name_of, with_known_costs
 from gac.allocation.split_latencies import timing_of
-from gac.core.errors import BudgetError, ProfileError
+from gac.core.errors import BudgetError
 from gac.forms import DENSE, FORMS, form_named, variants_of
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.sites import Site
@@ -29,7 +29,7 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
         BudgetError: with the smallest budget, memory or KV-cache limit that can be reached.
         PlanError: no scheme allows any dim of a weight.
     """
-    dense = [dense_candidate(site, Timing(None, ())) for site in sites]
+    dense = dense_model(sites, Timing(None, ()))
     fractions = recipe.fractions
     in_schemes = f" in schemes {', '.join(recipe.space.schemes)}"
     for cost in (COSTS[name] for name in fractions if name in COSTS and COSTS[name].of_weights):
@@ -47,21 +47,6 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
         _check_cache(sites, recipe, dense_total(dense, KV_NUMBERS))
     if recipe.limits.latency:
         _check_latency(sites, recipe, profile)
-
-
-def meets_without_loss(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> bool:
-    """True if dense weights that are not quantised keep every limit, in shared GEMMs or not."""
-    exact = tuple(name for name in recipe.space.schemes if not scheme_named(name).lossy)
-    if not exact:
-        return False
-    space, timing = replace(recipe.space, forms=(), schemes=exact), timing_of(profile, recipe.deployment)
-    limits = allowed(recipe, [dense_candidate(site, timing) for site in sites])
-    sets = [candidates(site, LossCurves({}), space, timing, limits, needed=limits) for site in sites]
-    try:
-        as_knapsack(sets, limits).solve()
-    except (BudgetError, ProfileError):
-        return False
-    return True
 
 
 def _smallest(sites: Sequence[Site], recipe: Recipe, profile: Profile, column: str) -> int:
@@ -87,7 +72,7 @@ def _without_loss(
 
 def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
     timing = timing_of(profile, recipe.deployment)
-    dense = [dense_candidate(site, timing) for site in sites]
+    dense = dense_model(sites, timing)
     columns = [column for column in recipe.fractions if column not in COSTS]
     limits = {column: floored(recipe.fractions[column], dense_total(dense, column)) for column in columns}
     sets = _without_loss(sites, recipe.space, timing, (PARAMS, *columns), columns)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.candidates import dense_candidate, pareto_optimal
+from gac.allocation.candidates import dense_candidate, dense_model, pareto_optimal
 from gac.allocation.feasibility import check_shrinks_cache
 from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, point_of
 from gac.allocation.knapsack import Group, Solution
@@ -54,9 +54,11 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
     solved = list(_solve(sets, fixed, column, dense, points))
     sites, options = [], []
     picked_rows = zip(*(solution.choice for _, _, solution in solved), strict=True)
-    for site, dense_site, rows, picked in zip(problem.sites, problem.dense, sets, picked_rows, strict=True):
+    for site, rows, picked in zip(problem.sites, sets, picked_rows, strict=True):
         used = sorted(set(picked))
-        sites.append(SiteOptions(site, dense_site.candidate(0), tuple(map(rows.candidate, used))))
+        sites.append(
+            SiteOptions(site, dense_candidate(site, problem.timing).candidate(0), tuple(map(rows.candidate, used)))
+        )
         options.append([used.index(row) for row in picked])
     frontier_points = []
     for (asked, most, solution), choice in zip(solved, zip(*options, strict=True), strict=True):
@@ -64,8 +66,8 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
         beyond, proof = problem.loss_beyond_sum(chosen), solution.certificate
         frontier_points.append(point_of(asked, most, choice, sites, problem.measured, proof, beyond))
     measured = problem.evidence([option for site in sites for option in site.options])
-    fused = tuple(problem.fused_ns)
-    return Frontier(SCHEMA, __version__, problem.recipe, measured, limit, tuple(sites), tuple(frontier_points), fused)
+    dense_ns, points_made = tuple(problem.dense_ns), tuple(frontier_points)
+    return Frontier(SCHEMA, __version__, problem.recipe, measured, limit, tuple(sites), points_made, dense_ns)
 
 
 def check_frontier_recipe(points: int, limit: str, recipe: Recipe) -> None:
@@ -99,7 +101,7 @@ def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit
     if limit not in COSTS:
         check_collectives(profile, recipe.deployment, sites)
         timing = timing_of(profile, recipe.deployment)
-        dense_total([dense_candidate(site, timing) for site in sites], ns_of(limit))
+        dense_total(dense_model(sites, timing), ns_of(limit))
 
 
 def _solve(

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.candidates import candidates, dense_candidate
+from gac.allocation.candidates import candidates, dense_model
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.split_latencies import timing_of
@@ -18,7 +18,6 @@ from gac.core.errors import BudgetError, ModelError, ProfileError
 from gac.core.workloads import Workload
 from gac.forms import form_named, variants_of
 from gac.forms.loss_curves import LossCurves
-from gac.forms.planned_sites import fuse_sites
 from gac.models.sites import Site
 from gac.plan.costs import BYTES, COSTS, PARAMS, floored, ns_of
 from gac.plan.plan import Candidate, Measured
@@ -108,17 +107,12 @@ class Problem:
 
     @cached_property
     def dense(self) -> list[CandidateSet]:
-        return [dense_candidate(site, self.timing) for site in self.sites]
+        return dense_model(self.sites, self.timing)
 
     @property
     def dense_ns(self) -> list[int | None]:
-        """Latency of the dense sites, one a workload; None where unknown."""
+        """Latency of the dense model, one a workload; None where unknown."""
         return [total(self.dense, ns_of(workload)) for workload in self.workloads]
-
-    @cached_property
-    def fused_ns(self) -> list[int | None]:
-        fused = [dense_candidate(site, self.timing) for site in fuse_sites(self.sites)]
-        return [total(fused, ns_of(workload)) for workload in self.workloads]
 
     def loss_beyond_sum(self, chosen: Sequence[Candidate]) -> float:
         """Return the loss of these candidates, one a site, beyond the sum of their losses, nats a token."""

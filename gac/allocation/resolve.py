@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gac.allocation.decide import speed_defaults
-from gac.allocation.feasibility import check_reachable, meets_without_loss
+from gac.allocation.feasibility import check_reachable
 from gac.allocation.rules import RULES
 from gac.core.errors import GacError, ModelError
 from gac.forms import DEFAULT_FORMS, FORMS, form_named
@@ -53,11 +53,6 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     sites = as_planned(targeted, recipe.space.forms, recipe.deployment.fuse)
     resolved = speed_defaults(replace(recipe, refit=refit), sites, profile)
     check_reachable(sites, resolved, profile)
-    by_runs = [name for name in recipe.space.forms if form_named(name).loss.needs_forward_runs]
-    if by_runs and resolved.limits.latency and meets_without_loss(sites, resolved, profile):
-        logger.info("dense weights keep every limit: %s need not be measured, and is left out", " and ".join(by_runs))
-        forms = tuple(name for name in recipe.space.forms if name not in by_runs)
-        return resolve(replace(resolved, space=replace(recipe.space, forms=forms)), config, profile, profile_used)
     return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used)
 
 

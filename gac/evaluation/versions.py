@@ -20,10 +20,10 @@ from gac.plan.costs import BYTES, KV_NUMBERS, ns_of
 from gac.plan.evidence import RoundedHead
 from gac.plan.plan import Plan, WeightChoice, counted
 from gac.plan.recipe import Recipe
-from gac.plan.summary import FUSED
 from gac.schemes import DEFAULT_SCHEME
 
-DENSE, PLAIN = "dense", f"{FUSED}, plain"
+DENSE, FUSED = "dense", "dense, fused"
+PLAIN = f"{FUSED}, plain"
 UNALIGNED = "unaligned"
 DEFAULT = "GAC, by default"
 FASTEST = "GAC, parameters and latency"

@@ -40,7 +40,8 @@ class Limit:
 class WorkloadLatency:
     """Predicted latency of the targeted weights, with the number of weights by the source of their latency.
 
-    Latencies are None where unknown. ``fused_ns`` is that of the dense model with shared first GEMMs everywhere.
+    Latencies are None where unknown. The dense model is as engines run it: weights of one input share a GEMM.
+    ``fused_ns`` is a field of stored plans, so that those of earlier versions open.
     """
 
     workload: str

@@ -15,7 +15,6 @@ from gac.plan.recipe import Deployment, Recipe, Space
 from gac.plan.record import Limit, PlanRecord, SingleGpuComparison, WorkloadLatency
 from gac.schemes import scheme_named
 
-FUSED = "dense, fused"
 """Name of the dense model in which all weights that read the same input share their first GEMMs."""
 
 _REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
@@ -162,19 +161,8 @@ def fusion(plan: PlanRecord) -> str:
 
 
 def latencies(plan: PlanRecord) -> list[str]:
-    """A line a workload, planned and dense, and a second one where shared GEMMs change the dense latency."""
-    words = []
-    for timed in plan.workloads:
-        words.append(f"{timed.workload}: {_latency(plan, timed)}")
-        if (ratio := over_fused(timed)) is not None:
-            words.append(f"{timed.workload}: {_ms(timed.plan_ns)} of {_ms(timed.fused_ns)} {FUSED} ({ratio:.3f}x)")
-    return words
-
-
-def over_fused(timed: WorkloadLatency) -> float | None:
-    """Latency over the dense model's with shared GEMMs; None where that is unknown, or as long as dense."""
-    plan, fused = timed.plan_ns, timed.fused_ns
-    return None if plan is None or fused is None or fused == timed.dense_ns else plan / fused
+    """A line a workload: the plan's latency and the dense model's."""
+    return [f"{timed.workload}: {_latency(plan, timed)}" for timed in plan.workloads]
 
 
 def modelled(plan: PlanRecord) -> str:
