@@ -14,7 +14,7 @@ from gac.allocation.candidates import dense_model
 from gac.allocation.dims import check_forms_divide, full_dim, runnable_dims
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.latencies import Timing, has_latencies
-from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, total
+from gac.allocation.problem import LOSS, Instance, Problem, as_knapsack, total
 from gac.allocation.split_latencies import check_collectives, timing_of
 from gac.core.errors import BudgetError, ProfileError
 from gac.core.version import __version__
@@ -137,7 +137,7 @@ def decide(problem: Problem) -> Decision:
         BudgetError: a limit cannot be met.
         ProfileError: a latency is limited, and the profile lacks it.
     """
-    slack, limits = problem.recipe.slack, allowed(problem.recipe, problem.dense)
+    slack, limits = problem.recipe.slack, problem.allowed
     dense = zip(problem.workloads, problem.dense_ns, strict=True)
     weights = {ns_of(workload): 1 / ns for workload, ns in dense if ns and slack}
     instance = as_knapsack(problem.candidates(limits, minimised=weights), limits)
@@ -163,7 +163,7 @@ def _decide_for_speed(
     solution = quick.solve(start)
     *prices, nat = solution.certificate.multipliers
     proof = replace(solution.certificate, multipliers=(*prices, nat / unit))
-    speed = Speed(value, summed_latency(instance.chosen(least)), proof)
+    speed = Speed(value, summed_latency(instance.chosen(least), [*problem.rest.values()]), proof)
     priced = nat > 0 and all(ns_of(workload) in quick.limits for workload in problem.workloads)
     alternatives = quick.alternatives(solution) if priced else None
     plan = plan_of(problem, quick.chosen(solution), least.certificate, alternatives, speed)
@@ -179,13 +179,25 @@ def plan_of(
 ) -> Plan:
     """Make the plan of a problem from one candidate for each site."""
     dense, measured, beyond = problem.dense_ns, problem.evidence(chosen), problem.loss_beyond_sum(chosen)
-    return assemble(problem.sites, chosen, dense, problem.recipe, measured, certificate, alternatives, speed, beyond)
+    return assemble(
+        problem.sites,
+        chosen,
+        dense,
+        [*problem.rest.values()],
+        problem.recipe,
+        measured,
+        certificate,
+        alternatives,
+        speed,
+        beyond,
+    )
 
 
 def assemble(
     sites: Sequence[Site],
     chosen: Sequence[Candidate],
     dense_ns: Sequence[int | None],
+    rest_ns: Sequence[int],
     recipe: Recipe,
     measured: Measured,
     certificate: Certificate,
@@ -197,6 +209,7 @@ def assemble(
 
     Args:
         dense_ns: latency of the dense model, one a workload; None where unknown.
+        rest_ns: the part of it beside the GEMMs of the sites, which every choice takes too.
         alternatives: of each site; None where they are not known.
         beyond_sum: loss of the choices beyond the sum of their losses.
     """
@@ -216,7 +229,7 @@ def assemble(
         for site, candidate, others in zip(sites, chosen, alternatives or [()] * len(sites), strict=True)
     )
     weights = [weight for choice in choices for weight in choice.weights]
-    workloads, limits = _workloads(recipe.deployment.workloads, chosen, dense_ns), []
+    workloads, limits = _workloads(recipe.deployment.workloads, chosen, dense_ns, rest_ns), []
     for column, fraction in recipe.fractions.items():
         counted = amounts(weights, workloads, column)
         assert counted is not None, f"{column} of a chosen candidate is unknown"
@@ -240,24 +253,24 @@ def assemble(
 
 
 def _workloads(
-    names: Sequence[str], chosen: Sequence[Candidate], dense_ns: Sequence[int | None]
+    names: Sequence[str], chosen: Sequence[Candidate], dense_ns: Sequence[int | None], rest_ns: Sequence[int]
 ) -> tuple[WorkloadLatency, ...]:
-    columns = zip(names, dense_ns, summed_latency(chosen), strict=True)
+    columns = zip(names, dense_ns, summed_latency(chosen, rest_ns), rest_ns, strict=True)
     weights, rows = sum(len(candidate.dims) for candidate in chosen), []
-    for column, (name, dense, ns) in enumerate(columns):
+    for column, (name, dense, ns, rest) in enumerate(columns):
         known = [candidate for candidate in chosen if candidate.latency_ns[column] is not None]
         unknown = weights - sum(len(candidate.dims) for candidate in known)
         interpolated = sum(candidate.interpolated[column] for candidate in known)
         modelled = sum(candidate.modelled[column] for candidate in known if candidate.modelled)
         measured = weights - unknown - interpolated - modelled
-        rows.append(WorkloadLatency(name, dense, ns, measured, interpolated, unknown, modelled))
+        rows.append(WorkloadLatency(name, dense, ns, measured, interpolated, unknown, modelled, rest_ns=rest))
     return tuple(rows)
 
 
-def summed_latency(candidates: Sequence[Candidate]) -> tuple[int | None, ...]:
-    """Sum the ns for each workload; None where a candidate's is unknown."""
-    columns = zip(*(candidate.latency_ns for candidate in candidates), strict=True)
-    return tuple(None if None in column else sum(ns for ns in column if ns is not None) for column in columns)
+def summed_latency(candidates: Sequence[Candidate], rest_ns: Sequence[int]) -> tuple[int | None, ...]:
+    """Sum the ns for each workload, and the engine's rest; None where a candidate's is unknown."""
+    columns = zip(zip(*(candidate.latency_ns for candidate in candidates), strict=True), rest_ns, strict=True)
+    return tuple(None if None in column else sum((ns or 0 for ns in column), rest) for column, rest in columns)
 
 
 def fastest(

@@ -51,7 +51,7 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
     fixed = {PARAMS: problem.params} if column != PARAMS and problem.may_outgrow else {}
     columns = [*fixed, column]
     sets = [pareto_optimal(rows.pick(rows.known(columns)), columns) for rows in problem.candidates(columns)]
-    solved = list(_solve(sets, fixed, column, dense, points))
+    solved = list(_solve(sets, fixed, column, dense, problem.rest.get(column, 0), points))
     sites, options = [], []
     picked_rows = zip(*(solution.choice for _, _, solution in solved), strict=True)
     for site, rows, picked in zip(problem.sites, sets, picked_rows, strict=True):
@@ -60,14 +60,14 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
             SiteOptions(site, dense_candidate(site, problem.timing).candidate(0), tuple(map(rows.candidate, used)))
         )
         options.append([used.index(row) for row in picked])
-    frontier_points = []
+    frontier_points, rest_ns = [], tuple(problem.rest.values())
     for (asked, most, solution), choice in zip(solved, zip(*options, strict=True), strict=True):
         chosen = [site.options[option] for site, option in zip(sites, choice, strict=True)]
         beyond, proof = problem.loss_beyond_sum(chosen), solution.certificate
-        frontier_points.append(point_of(asked, most, choice, sites, problem.measured, proof, beyond))
+        frontier_points.append(point_of(asked, most, choice, sites, problem.measured, proof, beyond, rest_ns))
     measured = problem.evidence([option for site in sites for option in site.options])
     dense_ns, points_made = tuple(problem.dense_ns), tuple(frontier_points)
-    return Frontier(SCHEMA, __version__, problem.recipe, measured, limit, tuple(sites), points_made, dense_ns)
+    return Frontier(SCHEMA, __version__, problem.recipe, measured, limit, tuple(sites), points_made, dense_ns, rest_ns)
 
 
 def check_frontier_recipe(points: int, limit: str, recipe: Recipe) -> None:
@@ -105,19 +105,20 @@ def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit
 
 
 def _solve(
-    sets: Sequence[CandidateSet], fixed: Mapping[str, int], column: str, dense: int, points: int
+    sets: Sequence[CandidateSet], fixed: Mapping[str, int], column: str, dense: int, rest: int, points: int
 ) -> Iterator[tuple[float, int, Solution]]:
     """Each limit, as a fraction and in its integers, with its exact choice, where that loses less than those before.
 
-    Limits rise by even steps, in millionths, from the smallest sum of costs to that of the choice of least loss.
+    Limits rise by even steps, in millionths, from the smallest sum of costs to that of the choice of least loss. All
+    choices share the rest, which limits count too.
     """
     instance, start = as_knapsack(sets, {**fixed, column: dense}), None
     smallest, largest = _ends(sets, fixed, column)
-    first, last = (-(-cost * _STEPS // dense) for cost in (smallest, largest))
+    first, last = (-(-(cost + rest) * _STEPS // (dense + rest)) for cost in (smallest, largest))
     before = np.inf
     for step in dict.fromkeys(first + (last - first) * number // (points - 1) for number in range(points)):
-        limit = floored(step / _STEPS, dense)
-        solution = replace(instance, limits={**fixed, column: limit}).solve(start)
+        limit = floored(step / _STEPS, dense + rest)
+        solution = replace(instance, limits={**fixed, column: limit - rest}).solve(start)
         start = solution.choice
         if solution.certificate.value < before:
             before = solution.certificate.value

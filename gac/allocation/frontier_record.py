@@ -76,6 +76,7 @@ class Frontier(Shown, Record):
             point.
         dense_ns: latency of the dense targeted weights as engines run them, with shared GEMMs, one a workload; None
             where the profile lacks a shape.
+        rest_ns: the part of it beside the GEMMs of the targeted weights, which every point's latency has too.
     """
 
     schema_version: int
@@ -86,6 +87,7 @@ class Frontier(Shown, Record):
     sites: tuple[SiteOptions, ...]
     points: tuple[FrontierPoint, ...]
     dense_ns: tuple[int | None, ...]
+    rest_ns: tuple[int, ...]
     _error, _indent = PlanError, None
 
     def __post_init__(self) -> None:
@@ -158,6 +160,7 @@ class Frontier(Shown, Record):
             [site.site for site in self.sites],
             self.taken(point),
             self.dense_ns,
+            self.rest_ns,
             replace(self.recipe, limits=limits),
             self.measured,
             proof,
@@ -224,11 +227,13 @@ def point_of(
     measured: Measured,
     proof: Certificate,
     beyond_sum: float,
+    rest_ns: Sequence[int],
 ) -> FrontierPoint:
     options = [site.options[chosen] for site, chosen in zip(sites, choice, strict=True)]
     loss = fsum([*(option.loss for option in options), measured.lost_by_head, beyond_sum])
     params, perplexity = sum(option.params for option in options), measured.perplexity(loss)
-    return FrontierPoint(fraction, limit, params, loss, perplexity, summed_latency(options), choice, proof, beyond_sum)
+    latency_ns = summed_latency(options, rest_ns)
+    return FrontierPoint(fraction, limit, params, loss, perplexity, latency_ns, choice, proof, beyond_sum)
 
 
 def _amounts(site: Site, option: Candidate) -> Mapping[str, int]:
@@ -286,6 +291,8 @@ def _check(frontier: Frontier) -> None:
     check(bool(frontier.points), "frontier has no points", "one at least")
     possible = len(dense_ns) == len(workloads) and all(ns is None or ns > 0 for ns in dense_ns)
     check(possible, f"frontier states dense_ns {dense_ns}", "a latency a workload")
+    possible = len(frontier.rest_ns) == len(workloads) and min(frontier.rest_ns, default=0) >= 0
+    check(possible, f"frontier states rest_ns {frontier.rest_ns}", "a latency a workload")
     for site in frontier.sites:
         for option in (site.dense, *site.options):
             check_candidate(option, site.site.weights, len(workloads), f"an option of site {site.site.name}")
@@ -310,7 +317,9 @@ def _check_point(frontier: Frontier, name: str, point: FrontierPoint, dense: int
     check(chosen, f"{name} chooses options that are not there", "one of each site's options")
     check_fraction("asked", point.asked)
     asked, limit, proof = point.asked, floored(point.asked, dense), point.certificate
-    summed = point_of(asked, limit, point.choice, frontier.sites, frontier.measured, proof, point.together)
+    summed = point_of(
+        asked, limit, point.choice, frontier.sites, frontier.measured, proof, point.together, frontier.rest_ns
+    )
     close = isclose(point.perplexity, summed.perplexity)
     for field in ("limit", "params", "loss", "latency_ns", *(() if close else ("perplexity",))):
         stated, expected = getattr(point, field), getattr(summed, field)

@@ -55,9 +55,13 @@ def dense_total(dense: Sequence[CandidateSet], column: str) -> int:
     return summed
 
 
-def allowed(recipe: Recipe, dense: Sequence[CandidateSet]) -> dict[str, int]:
-    """Return the limit of each limited cost column, in its integers."""
-    return {column: floored(fraction, dense_total(dense, column)) for column, fraction in recipe.fractions.items()}
+def allowed(recipe: Recipe, dense: Sequence[CandidateSet], rest: Mapping[str, int]) -> dict[str, int]:
+    """Return the limit of each limited cost column, in its integers: for the sites alone, less the rest of a step."""
+    limits = {}
+    for column, fraction in recipe.fractions.items():
+        others_ns = rest.get(column, 0)
+        limits[column] = floored(fraction, dense_total(dense, column) + others_ns) - others_ns
+    return limits
 
 
 def name_of(column: str) -> str:
@@ -73,7 +77,8 @@ def name_of(column: str) -> str:
 class Problem:
     """The sites of a model (in its order), the loss of their dims, and the latencies of a GPU.
 
-    ``measured`` is the evidence that plans state; ``measurements`` are the rule's, by weight name.
+    ``measured`` is the evidence that plans state; ``measurements`` are the rule's, by weight name; ``steps`` are whole
+    steps of the dense model in the engine, ns by workload.
     """
 
     sites: Sequence[Site]
@@ -82,6 +87,7 @@ class Problem:
     recipe: Recipe
     measured: Measured
     measurements: Mapping[str, Floats] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
     _candidates: dict[tuple[tuple[str, ...], tuple[str, ...]], list[CandidateSet]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -109,10 +115,25 @@ class Problem:
     def dense(self) -> list[CandidateSet]:
         return dense_model(self.sites, self.timing)
 
+    @cached_property
+    def rest(self) -> dict[str, int]:
+        """What the engine takes for a step beside the sites' GEMMs, ns by cost column; 0 where it is not known."""
+        rest = {}
+        for workload in self.workloads:
+            gemms, step = total(self.dense, ns_of(workload)), self.steps.get(str(workload))
+            rest[ns_of(workload)] = max(0, step - gemms) if step is not None and gemms is not None else 0
+        return rest
+
     @property
     def dense_ns(self) -> list[int | None]:
-        """Latency of the dense model, one a workload; None where unknown."""
-        return [total(self.dense, ns_of(workload)) for workload in self.workloads]
+        """Latency of the dense model, one a workload, with the engine's rest; None where unknown."""
+        sums = {column: total(self.dense, column) for column in self.rest}
+        return [None if ns is None else ns + self.rest[column] for column, ns in sums.items()]
+
+    @property
+    def allowed(self) -> dict[str, int]:
+        """The limit of each limited cost column over all sites."""
+        return allowed(self.recipe, self.dense, self.rest)
 
     def loss_beyond_sum(self, chosen: Sequence[Candidate]) -> float:
         """Return the loss of these candidates, one a site, beyond the sum of their losses, nats a token."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gac.allocation.decide import speed_defaults
 from gac.allocation.feasibility import check_reachable
+from gac.allocation.latencies import DTYPE
 from gac.allocation.rules import RULES
 from gac.core.errors import GacError, ModelError
 from gac.forms import DEFAULT_FORMS, FORMS, form_named
@@ -14,9 +15,11 @@ from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
 from gac.models.families import family_of
 from gac.models.sites import Site
+from gac.plan.engines import ENGINES, TRANSFORMERS, VLLM, Engine, step_of
 from gac.plan.evidence import ProfileUsed
-from gac.plan.recipe import Recipe, Refit, ResolvedRecipe
+from gac.plan.recipe import Deployment, Recipe, Refit, ResolvedRecipe
 from gac.profiling.table import Profile
+from gac.schemes import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
     from gac.forms.curvature.methods import Method
@@ -36,6 +39,10 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     """
     method = METHODS.get(recipe.measure.method)
     recipe = _with_method_forms(recipe, method)
+    engine = engine_of(recipe, config, profile, method)
+    recipe = replace(recipe, deployment=replace(recipe.deployment, engine=engine.name))
+    if engine.shares:
+        recipe = replace(recipe, deployment=replace(recipe.deployment, fuse=True))
     if recipe.deployment.fuse is None:
         fuse: Fusing = "auto" if recipe.rule == "loss" and not method.forms else False
         recipe = replace(recipe, deployment=replace(recipe.deployment, fuse=fuse))
@@ -53,7 +60,35 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     sites = as_planned(targeted, recipe.space.forms, recipe.deployment.fuse)
     resolved = speed_defaults(replace(recipe, refit=refit), sites, profile)
     check_reachable(sites, resolved, profile)
-    return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used)
+    steps = engine_steps(config, resolved.deployment, profile)
+    return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used, steps)
+
+
+def engine_of(recipe: Recipe, config: Any, profile: Profile, method: "Method") -> Engine:
+    """Return the engine that a plan is made for: as named, or vLLM where the profile has its steps of this model.
+
+    Raises:
+        GacError: the engine does not run a form, a scheme, or separate GEMMs of one input.
+    """
+    space, run = recipe.space, recipe.deployment
+    if run.engine is None:
+        known = engine_steps(config, replace(run, engine=VLLM.name), profile)
+        plain = recipe.rule == "loss" and not method.forms and run.fuse is None and space.head == DEFAULT_SCHEME
+        return VLLM if known and plain and VLLM.runs(space.forms, space.schemes) else TRANSFORMERS
+    engine = ENGINES[run.engine]
+    engine.check(space.forms, space.schemes)
+    if engine.shares and run.fuse is False:
+        raise GacError(f"fuse=False for engine {engine.name}", "shared GEMMs, which it always has", "Leave fuse out.")
+    return engine
+
+
+def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, int]:
+    """Return whole steps of the dense model in the engine, ns by workload, where the profile has them."""
+    if run.engine == TRANSFORMERS.name or run.tensor_parallel > 1:
+        return {}
+    steps = {str(workload): step_of(config, workload) for workload in run.parsed}
+    known = {name: profile.point(step, DTYPE) for name, step in steps.items() if step is not None}
+    return {name: ns for name, ns in known.items() if ns is not None}
 
 
 def _with_method_forms(recipe: Recipe, method: "Method") -> Recipe:

@@ -20,6 +20,7 @@ from gac.cli.options import (
 )
 from gac.forms import DEFAULT_FORMS, LATENCY_FORMS
 from gac.plan.costs import COSTS
+from gac.plan.engines import ENGINES
 from gac.plan.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME
 
@@ -88,6 +89,12 @@ _ROWS = (
     switch(
         "--fuse/--no-fuse",
         "Run and plan the first GEMMs of q/k/v, and of gate/up, as one. Default: where it gives a better plan.",
+    ),
+    option(
+        "--engine",
+        "The engine that will serve the model: its latencies, and only forms and schemes that it runs at full speed. "
+        "Default: vllm where the latency table has its steps of this model.",
+        click.Choice([*ENGINES]),
     ),
     option("--tensor-parallel", "GPUs of a host over which every weight is split.", AT_LEAST_1, "N", default=1),
     option(

@@ -24,6 +24,7 @@ from gac.forms import DEFAULT_FORMS, FORMS, LATENCY_FORMS
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing
 from gac.plan.costs import BYTES, COSTS, PARAMS, ns_of
+from gac.plan.engines import ENGINES
 from gac.plan.evidence import ProfileUsed
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, scheme_named
 
@@ -148,6 +149,10 @@ class Deployment:
             for it; the profile has to hold the shared shapes (``gac profile --fuse``). ``"auto"`` does so where the
             plan is better or faster for it, and latency fractions are then of the dense model unfused. None:
             ``"auto"`` for the rule ``loss`` and methods for any form, else False.
+        engine: ``vllm``: latencies are those of GAC's plugin for vLLM, with a whole step's where the profile has them
+            (``gac profile --engine vllm``); weights of one input share a GEMM, and only forms and schemes compete that
+            it runs at full speed. ``transformers``: those of the targeted weights as transformers runs them. None:
+            ``vllm`` where the profile has its steps of this model and it runs all forms and schemes.
         decode_kernel: always ``torch``; a field of stored plans, so that those of earlier versions open.
         tensor_parallel: GPUs of a host over which every weight is split (tensor parallelism). Latencies are then those
             of each GPU's part and of the collectives, which the profile has to hold (``gac profile --collectives``
@@ -157,6 +162,7 @@ class Deployment:
     profile: str | None = None
     workloads: tuple[str, ...] = DEFAULT_WORKLOADS
     fuse: Fusing | None = None
+    engine: str | None = None
     decode_kernel: Literal["torch"] = "torch"
     tensor_parallel: Annotated[int, Ge(1), Most(MAX_INTEGER)] = 1
 
@@ -164,6 +170,7 @@ class Deployment:
         _check(isinstance(self.workloads, tuple), "deployment.workloads", self.workloads, "names, as in a list")
         object.__setattr__(self, "workloads", tuple(dict.fromkeys(map(str, self.parsed))))
         _check_types(self)
+        _check(self.engine in (None, *ENGINES), "deployment.engine", self.engine, f"one of {', '.join(ENGINES)}")
         _check(self.profile != "", "deployment.profile", self.profile, "a name, a path or None")
 
     @cached_property
@@ -341,6 +348,7 @@ class ResolvedRecipe:
         targeted: the sites of the family, in model order: all weights that may change.
         sites: the same weights as the plan decides on them, see ``gac.forms.planned_sites.as_planned``.
         profile: the latency table's name and digest.
+        steps: whole steps of the dense model in the recipe's engine, ns by workload, where the profile has them.
     """
 
     recipe: Recipe
@@ -350,6 +358,7 @@ class ResolvedRecipe:
     targeted: Sequence["Site"]
     sites: Sequence["Site"]
     profile: ProfileUsed
+    steps: Mapping[str, int]
 
     @property
     def weight_names(self) -> list[str]:

@@ -41,6 +41,7 @@ class WorkloadLatency:
     """Predicted latency of the targeted weights, with the number of weights by the source of their latency.
 
     Latencies are None where unknown. The dense model is as engines run it: weights of one input share a GEMM.
+    Both have ``rest_ns``: what the engine takes for a step beside the targeted weights' GEMMs; 0 where it is unknown.
     ``fused_ns`` is a field of stored plans, so that those of earlier versions open.
     """
 
@@ -52,6 +53,7 @@ class WorkloadLatency:
     unknown: int
     modelled: int = 0
     fused_ns: int | None = None
+    rest_ns: int = 0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from gac.core.words import number_of
 from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.plan.costs import BYTES, COSTS, Cost
+from gac.plan.engines import VLLM
 from gac.plan.evidence import Healed
 from gac.plan.layers import lossy_schemes
 from gac.plan.recipe import Deployment, Recipe, Space
@@ -213,8 +214,8 @@ def profile_command(model: str, recipe: Recipe | None, *workloads: str) -> str:
     options["schemes"] = tuple(name for name in space.schemes if scheme_named(name).lossy)
     if {*space.forms} - {*DEFAULT_FORMS}:
         options["forms"] = space.forms
-    if run.fuse:
-        options["fuse"] = True
+    if run.engine == VLLM.name:
+        options["engine"] = VLLM.name
     if run.tensor_parallel > 1:
         options["tensor_parallel"] = run.tensor_parallel
     return f"gac profile {join([*_words(options), '-o', 'PROFILE.jsonl'])}"
@@ -225,7 +226,16 @@ def _latency(plan: PlanRecord, timed: WorkloadLatency) -> str:
         command = profile_command(plan.measured.model, plan.recipe, timed.workload)
         return f"unknown, the profile {lacking(timed, lossy_schemes(plan))}; measure them with {command}"
     ms = f"{_ms(timed.plan_ns)} of {_ms(timed.dense_ns)} dense"
-    return f"{ms} ({timed.plan_ns / timed.dense_ns:.3f}x; {how_known(timed)})"
+    return f"{ms} ({timed.plan_ns / timed.dense_ns:.3f}x; {how_known(timed)}){rates(plan, timed)}"
+
+
+def rates(plan: PlanRecord, timed: WorkloadLatency) -> str:
+    """Tokens a second of whole steps in the engine, to follow a latency; empty where the rest of a step is unknown."""
+    if not timed.rest_ns or not timed.plan_ns or not timed.dense_ns:
+        return ""
+    rows = Workload.parse(timed.workload).rows
+    plan_rate, dense_rate = (rows * 1e9 / ns for ns in (timed.plan_ns, timed.dense_ns))
+    return f"; {plan_rate:,.0f} tokens/s of {dense_rate:,.0f} in {plan.recipe.deployment.engine}"
 
 
 def _ms(ns: int | None) -> str:
