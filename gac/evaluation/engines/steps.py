@@ -9,11 +9,11 @@ from statistics import median, quantiles
 from typing import Any
 
 import transformers
-from gac.evaluation.engines.process import Worker, worker_command
 
 from gac.core.errors import ModelError
 from gac.core.progress import progress_bar
 from gac.core.workloads import Workload
+from gac.evaluation.engines.process import Worker, worker_command
 from gac.plan.engines import step_of
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.journal import Journal
