@@ -47,7 +47,7 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
     """
     check_frontier_recipe(points, limit, problem.recipe)
     column = limit if limit in COSTS else ns_of(limit)
-    dense = dense_total(problem.dense, column)
+    dense, rest_ns = problem.dense_amount(column), tuple(problem.rest.values())
     fixed = {PARAMS: problem.params} if column != PARAMS and problem.may_outgrow else {}
     columns = [*fixed, column]
     sets = [pareto_optimal(rows.pick(rows.known(columns)), columns) for rows in problem.candidates(columns)]
@@ -60,7 +60,7 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
             SiteOptions(site, dense_candidate(site, problem.timing).candidate(0), tuple(map(rows.candidate, used)))
         )
         options.append([used.index(row) for row in picked])
-    frontier_points, rest_ns = [], tuple(problem.rest.values())
+    frontier_points = []
     for (asked, most, solution), choice in zip(solved, zip(*options, strict=True), strict=True):
         chosen = [site.options[option] for site, option in zip(sites, choice, strict=True)]
         beyond, proof = problem.loss_beyond_sum(chosen), solution.certificate
@@ -112,12 +112,12 @@ def _solve(
     Limits rise by even steps, in millionths, from the smallest sum of costs to that of the choice of least loss. All
     choices share the rest, which limits count too.
     """
-    instance, start = as_knapsack(sets, {**fixed, column: dense}), None
+    instance, start = as_knapsack(sets, {**fixed, column: dense - rest}), None
     smallest, largest = _ends(sets, fixed, column)
-    first, last = (-(-(cost + rest) * _STEPS // (dense + rest)) for cost in (smallest, largest))
+    first, last = (-(-(cost + rest) * _STEPS // dense) for cost in (smallest, largest))
     before = np.inf
     for step in dict.fromkeys(first + (last - first) * number // (points - 1) for number in range(points)):
-        limit = floored(step / _STEPS, dense + rest)
+        limit = floored(step / _STEPS, dense)
         solution = replace(instance, limits={**fixed, column: limit - rest}).solve(start)
         start = solution.choice
         if solution.certificate.value < before:

@@ -20,6 +20,7 @@ from gac.forms import form_named, variants_of
 from gac.forms.loss_curves import LossCurves
 from gac.models.sites import Site
 from gac.plan.costs import BYTES, COSTS, PARAMS, floored, ns_of
+from gac.plan.engines import Step
 from gac.plan.plan import Candidate, Measured
 from gac.plan.recipe import Recipe
 from gac.plan.summary import profile_command
@@ -55,15 +56,6 @@ def dense_total(dense: Sequence[CandidateSet], column: str) -> int:
     return summed
 
 
-def allowed(recipe: Recipe, dense: Sequence[CandidateSet], rest: Mapping[str, int]) -> dict[str, int]:
-    """Return the limit of each limited cost column, in its integers: for the sites alone, less the rest of a step."""
-    limits = {}
-    for column, fraction in recipe.fractions.items():
-        others_ns = rest.get(column, 0)
-        limits[column] = floored(fraction, dense_total(dense, column) + others_ns) - others_ns
-    return limits
-
-
 def name_of(column: str) -> str:
     """The name of a cost column's limit in errors."""
     if column == LOSS:
@@ -78,7 +70,7 @@ class Problem:
     """The sites of a model (in its order), the loss of their dims, and the latencies of a GPU.
 
     ``measured`` is the evidence that plans state; ``measurements`` are the rule's, by weight name; ``steps`` are whole
-    steps of the dense model in the engine, ns by workload.
+    steps of the dense model in the engine, by workload.
     """
 
     sites: Sequence[Site]
@@ -87,7 +79,7 @@ class Problem:
     recipe: Recipe
     measured: Measured
     measurements: Mapping[str, Floats] = field(default_factory=dict)
-    steps: Mapping[str, int] = field(default_factory=dict)
+    steps: Mapping[str, Step] = field(default_factory=dict)
     _candidates: dict[tuple[tuple[str, ...], tuple[str, ...]], list[CandidateSet]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -117,23 +109,29 @@ class Problem:
 
     @cached_property
     def rest(self) -> dict[str, int]:
-        """What the engine takes for a step beside the sites' GEMMs, ns by cost column; 0 where it is not known."""
+        """What a served step takes beside the sites' GEMMs, ns by cost column; 0 where it is not known."""
         rest = {}
         for workload in self.workloads:
             gemms, step = total(self.dense, ns_of(workload)), self.steps.get(str(workload))
-            rest[ns_of(workload)] = max(0, step - gemms) if step is not None and gemms is not None else 0
+            rest[ns_of(workload)] = 0 if gemms is None or step is None else max(0, step.served_ns - gemms)
         return rest
 
     @property
     def dense_ns(self) -> list[int | None]:
-        """Latency of the dense model, one a workload, with the engine's rest; None where unknown."""
-        sums = {column: total(self.dense, column) for column in self.rest}
-        return [None if ns is None else ns + self.rest[column] for column, ns in sums.items()]
+        """Latency of the dense model, one a workload: of a step in the engine, else of its GEMMs; None: unknown."""
+        steps = {ns_of(name): step.dense_ns for name, step in self.steps.items()}
+        return [steps.get(column, total(self.dense, column)) for column in self.rest]
+
+    def dense_amount(self, column: str) -> int:
+        """Return what the dense model takes of a cost; raise ``ProfileError`` for a latency that the profile lacks."""
+        summed, steps = dense_total(self.dense, column), dict(zip(self.rest, self.dense_ns, strict=True))
+        return steps.get(column) or summed
 
     @property
     def allowed(self) -> dict[str, int]:
-        """The limit of each limited cost column over all sites."""
-        return allowed(self.recipe, self.dense, self.rest)
+        """The limit of each limited cost column over all sites: less the rest of a step, which every choice takes."""
+        limits = {column: floored(part, self.dense_amount(column)) for column, part in self.recipe.fractions.items()}
+        return {column: limit - self.rest.get(column, 0) for column, limit in limits.items()}
 
     def loss_beyond_sum(self, chosen: Sequence[Candidate]) -> float:
         """Return the loss of these candidates, one a site, beyond the sum of their losses, nats a token."""

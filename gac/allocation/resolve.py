@@ -15,7 +15,7 @@ from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
 from gac.models.families import family_of
 from gac.models.sites import Site
-from gac.plan.engines import ENGINES, TRANSFORMERS, VLLM, Engine, step_of
+from gac.plan.engines import ENGINES, TRANSFORMERS, VLLM, Engine, Step, steps_of
 from gac.plan.evidence import ProfileUsed
 from gac.plan.recipe import Deployment, Recipe, Refit, ResolvedRecipe
 from gac.profiling.table import Profile
@@ -82,13 +82,16 @@ def engine_of(recipe: Recipe, config: Any, profile: Profile, method: "Method") -
     return engine
 
 
-def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, int]:
-    """Return whole steps of the dense model in the engine, ns by workload, where the profile has them."""
+def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, Step]:
+    """Return whole steps of the dense model in the engine, by workload, where the profile has them."""
     if run.engine == TRANSFORMERS.name or run.tensor_parallel > 1:
         return {}
-    steps = {str(workload): step_of(config, workload) for workload in run.parsed}
-    known = {name: profile.point(step, DTYPE) for name, step in steps.items() if step is not None}
-    return {name: ns for name, ns in known.items() if ns is not None}
+    steps = {}
+    for workload in run.parsed:
+        times = [profile.point(operation, DTYPE) for operation in steps_of(config, workload)]
+        if times and None not in times:
+            steps[str(workload)] = Step(*(int(ns or 0) for ns in times))
+    return steps
 
 
 def _with_method_forms(recipe: Recipe, method: "Method") -> Recipe:

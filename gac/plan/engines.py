@@ -10,8 +10,8 @@ from gac.core.operations import Operation
 from gac.core.workloads import Workload
 from gac.models.attentions import heads_of
 
-STEP = "engine_step"
-"""Operator of a whole step of the dense model in an engine."""
+STEPS = ("engine_step", "served_step")
+"""Operators of whole steps of the dense model in an engine: by its own class, and by GAC's plugin."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,25 @@ VLLM = Engine("vllm", ("low_rank", "narrow", "narrow_pair", "skip"), ("bf16",), 
 ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine in (TRANSFORMERS, VLLM)})
 
 
-def step_of(config: Any, workload: Workload) -> Operation | None:
-    """Return a whole step of a dense model: the operation that a table has of an engine.
+@dataclass(frozen=True)
+class Step:
+    """Times of a whole step of a dense model, ns: in the engine's own class, and served by GAC's plugin."""
+
+    dense_ns: int
+    served_ns: int
+
+
+def steps_of(config: Any, workload: Workload) -> tuple[Operation, ...]:
+    """Return the whole steps of a dense model, one of each of ``STEPS``: the operations that a table has of an engine.
 
     Args:
-        config: a transformers config of a text model, or its shapes; None where it does not name its sizes as Llama's.
+        config: a transformers config of a text model, or its shapes.
+
+    Returns:
+        Two operations; none where the config does not name its sizes as Llama's does.
     """
     if getattr(config, "intermediate_size", None) is None:
-        return None
+        return ()
     heads = heads_of(config)
     axes = {
         "layers": config.num_hidden_layers,
@@ -77,4 +88,4 @@ def step_of(config: Any, workload: Workload) -> Operation | None:
         "s": workload.rows // workload.batch,
         "t": workload.tokens,
     }
-    return Operation(STEP, tuple(axes.items()))
+    return tuple(Operation(name, tuple(axes.items())) for name in STEPS)

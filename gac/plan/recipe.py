@@ -24,7 +24,7 @@ from gac.forms import DEFAULT_FORMS, FORMS, LATENCY_FORMS
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing
 from gac.plan.costs import BYTES, COSTS, PARAMS, ns_of
-from gac.plan.engines import ENGINES
+from gac.plan.engines import ENGINES, Step
 from gac.plan.evidence import ProfileUsed
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, scheme_named
 
@@ -348,7 +348,7 @@ class ResolvedRecipe:
         targeted: the sites of the family, in model order: all weights that may change.
         sites: the same weights as the plan decides on them, see ``gac.forms.planned_sites.as_planned``.
         profile: the latency table's name and digest.
-        steps: whole steps of the dense model in the recipe's engine, ns by workload, where the profile has them.
+        steps: whole steps of the dense model in the recipe's engine, by workload, where the profile has them.
     """
 
     recipe: Recipe
@@ -358,7 +358,7 @@ class ResolvedRecipe:
     targeted: Sequence["Site"]
     sites: Sequence["Site"]
     profile: ProfileUsed
-    steps: Mapping[str, int]
+    steps: Mapping[str, Step]
 
     @property
     def weight_names(self) -> list[str]:

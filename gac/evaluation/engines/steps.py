@@ -1,26 +1,31 @@
 """Whole steps of dense models in vLLM, as rows of a latency table: what an engine takes for all that is no GEMM too."""
 
+import json
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gac.core.errors import ModelError
 from gac.core.progress import progress_bar
 from gac.core.workloads import Workload
 from gac.evaluation.engines.process import Worker, worker_command
-from gac.plan.engines import step_of
+from gac.models.shapes import Shapes
+from gac.plan.engines import steps_of
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.journal import Journal
 from gac.profiling.timing.device import fingerprint
+from gac.runtime.contract import COMPRESSED, SCHEMA
 
 _AutoConfig: Any = transformers.AutoConfig
-_TURNS, _MEMORY, _ANSWER = 5, 0.85, 66
+_TURNS, _MEMORY, _ANSWER = 2, 0.75, 66
 _POSITIONS = 131_072
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 logger = logging.getLogger("gac")
@@ -35,8 +40,9 @@ def profile_steps(
 ) -> int:
     """Time dense models with random weights in vLLM, and add their steps to a latency table of this GPU.
 
-    A decode step is the time of its CUDA graph, without compilation; a prefill is the time until all first tokens are
-    there. Steps that the table has are not timed again.
+    Each is timed by the engine's own class, and by GAC's plugin with nothing changed. A decode step is the time of its
+    CUDA graph, without compilation; a prefill is the time until all first tokens are there. Steps that the table has
+    are not timed again.
 
     Args:
         models: shapes or transformers configs of text models, by name.
@@ -50,12 +56,20 @@ def profile_steps(
         ModelError: the config of a model does not name its sizes as Llama's does.
         GacError: vLLM is not installed, or cannot open a model; the file is of another machine.
     """
-    points = {name: _points(name, config, workloads, dtype) for name, config in models.items()}
+    runs = [
+        (name, served, _points(name, config, workloads, dtype, served))
+        for name, config in models.items()
+        for served in (False, True)
+    ]
     timed = 0
-    with Journal(path, fingerprint()) as journal, progress_bar("steps in vLLM", "step") as bar:
-        for name, config in models.items():
-            todo = {workload: point for workload, point in points[name].items() if journal.find(point) is None}
-            for point, times in _timed(name, config, todo, dtype, python) if todo else ():
+    with (
+        Journal(path, fingerprint()) as journal,
+        progress_bar("steps in vLLM", "step", sum(len(points) for *_, points in runs)) as bar,
+    ):
+        for name, served, points in runs:
+            todo = {workload: point for workload, point in points.items() if journal.find(point) is None}
+            bar.update(len(points) - len(todo))
+            for point, times in _timed(name, _config_of(models[name], served), todo, dtype, python) if todo else ():
                 low, _, high = quantiles(times, n=4, method="inclusive")
                 journal.add(Measurement.of(point, 1e6 * median(times), 1e6 * (high - low), len(times), None, True))
                 timed += 1
@@ -63,21 +77,25 @@ def profile_steps(
     return timed
 
 
-def _points(name: str, config: Any, workloads: Sequence[Workload], dtype: str) -> dict[Workload, Point]:
-    steps = {workload: step_of(config, workload) for workload in workloads}
-    if None in steps.values():
+def _points(name: str, config: Any, workloads: Sequence[Workload], dtype: str, served: bool) -> dict[Workload, Point]:
+    steps = {workload: steps_of(config, workload) for workload in workloads}
+    if () in steps.values():
         expected = "a config with hidden_size, intermediate_size and num_attention_heads"
         raise ModelError(f"steps of {name} in an engine", expected, "Leave --engine out for this model.")
-    return {workload: Point(step, dtype) for workload, step in steps.items() if step is not None}
+    return {workload: Point(operations[served], dtype) for workload, operations in steps.items()}
 
 
-def _timed(name: str, config: Any, todo: Mapping[Workload, Point], dtype: str, python: str | Path | None) -> Any:
-    logger.info("opening %s in vLLM with random weights", name)
+def _timed(
+    name: str, config: Mapping[str, Any], todo: Mapping[Workload, Point], dtype: str, python: str | Path | None
+) -> Iterator[tuple[Point, list[float]]]:
+    logger.info("opening %s (%s) in vLLM with random weights", name, config["architectures"][0])
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what timing GEMMs took
     batches = sorted({workload.batch for workload in todo if workload.phase == "decode"})
     graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": batches or [1]}
     options = {"load_format": "dummy", "dtype": _DTYPES[dtype], "compilation_config": graphs}
     with tempfile.TemporaryDirectory() as folder, Worker(name, worker_command(python)) as worker:
-        _as_config(config).save_pretrained(folder)
+        Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         worker.call(
             "open",
             model=folder,
@@ -91,11 +109,14 @@ def _timed(name: str, config: Any, todo: Mapping[Workload, Point], dtype: str, p
             yield point, [answer["graph_ms"] or answer["ms"] for answer in answers]
 
 
-def _as_config(config: Any) -> Any:
-    if not is_dataclass(config):
-        return config
-    sizes = asdict(config)  # type: ignore[arg-type]
-    made = _AutoConfig.for_model(**sizes, max_position_embeddings=_POSITIONS, tie_word_embeddings=False)
-    names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    made.architectures = [names[made.model_type]]
-    return made
+def _config_of(config: Any, served: bool) -> dict[str, Any]:
+    """Return the dense model's config.json; served: that of a compressed model in which nothing is changed."""
+    if isinstance(config, Shapes):
+        sizes = asdict(config) | {"max_position_embeddings": _POSITIONS, "tie_word_embeddings": False}
+        config = _AutoConfig.for_model(**sizes)
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]
+    values: dict[str, Any] = config.to_dict() | {"architectures": [architecture]}
+    if served:
+        values |= {"architectures": [f"Gac{architecture}"], "model_type": COMPRESSED + config.model_type}
+        values["gac"] = {"schema_version": SCHEMA, "modules": {}}
+    return values

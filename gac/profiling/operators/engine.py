@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gac.plan.engines import STEP
+from gac.plan.engines import STEPS
 from gac.profiling.operators.base import Axes, Operand, Operator
 
 if TYPE_CHECKING:
@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 class EngineStep(Operator):
     """A step of ``b`` sequences with ``s`` new tokens each and ``t`` tokens in the cache, by the model's sizes."""
 
-    name = STEP
     axes = ("layers", "hidden", "neurons", "h", "kv", "d", "vocabulary", "b", "s", "t")
     compressed_axis = "layers"
     cublas = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         return ()
@@ -31,4 +33,4 @@ class EngineStep(Operator):
         raise RuntimeError("an engine runs whole steps: gac profile --engine vllm")
 
 
-OPERATORS = (EngineStep(),)
+OPERATORS = tuple(map(EngineStep, STEPS))
