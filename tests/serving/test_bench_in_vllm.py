@@ -60,4 +60,4 @@ def test_an_architecture_that_the_engine_does_not_have_is_refused(tmp_path: Path
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["StrangeForCausalLM"]}))
     said = refused("bench", tmp_path / "strange", *OPTIONS, *EAGER, "--workload", "decode:1@8")
     assert "StrangeForCausalLM" in said
-    assert "expected a model that this engine runs" in " ".join(said.split())
+    assert "expected a model and options that this engine runs" in " ".join(said.split())

@@ -62,22 +62,12 @@ def bench_engine(
     Raises:
         GacError: a model, workload or option cannot be used; or a process of the engine fails, with its last lines.
     """
-    runs = tuple(EngineWorkload.parse(text) for text in workloads) or default_workloads(TOKENS)
-    if not 1 <= len(models) <= MOST_MODELS:
-        raise GacError(f"{len(models)} models", f"1 to {MOST_MODELS}", "Time fewer at once.")
-    arguments = parsed_options(options)
-    if len({*models}) < len(models):
-        raise GacError(
-            f"the models {', '.join(models)}", "each once", "Time a copy of the directory, to time it twice."
-        )
-    if len({*runs}) < len(runs):
-        raise GacError(f"the workloads {', '.join(map(str, runs))}", "each once", "Name each once.")
-    for name in models:
-        _check(name, runs)
+    runs, arguments = _checked_workloads(workloads), parsed_options(options)
+    _check_models(models, runs)
     session = _Session(runs, turns, arguments, worker_command(python))
     tokens = (turns + 1) * sum(run.processed_tokens for run in runs)
     runs_each = f"{number_of(len(runs), 'workload')}, {number_of(turns, 'turn')} and a warm-up"
-    logger.info("each of %s in vLLM: %s; %s tokens", number_of(len(models), "model"), runs_each, f"{tokens:,}")
+    logger.info("%s in vLLM: %s; %s tokens each", number_of(len(models), "model"), runs_each, f"{tokens:,}")
     share, in_turns = _MEMORY / len(models), True
     try:
         measured = session.measure(models, share)
@@ -119,6 +109,23 @@ def parsed_options(options: Sequence[str]) -> dict[str, Any]:
                 raise GacError(f"engine option {option!r}: {failure}", "a word, or JSON", "Correct it.") from failure
             arguments[name] = text
     return arguments
+
+
+def _checked_workloads(workloads: Sequence[str]) -> tuple[EngineWorkload, ...]:
+    runs = tuple(EngineWorkload.parse(text) for text in workloads) or default_workloads(TOKENS)
+    if len({*runs}) < len(runs):
+        raise GacError(f"the workloads {', '.join(map(str, runs))}", "each once", "Name each once.")
+    return runs
+
+
+def _check_models(models: Sequence[str], runs: Sequence[EngineWorkload]) -> None:
+    if not 1 <= len(models) <= MOST_MODELS:
+        raise GacError(f"{len(models)} models", f"1 to {MOST_MODELS}", "Time fewer at once.")
+    if len({*models}) < len(models):
+        remedy = "Time a copy of the directory, to time it twice."
+        raise GacError(f"the models {', '.join(models)}", "each once", remedy)
+    for name in models:
+        _check(name, runs)
 
 
 def _check(name: str, runs: Sequence[EngineWorkload]) -> None:

@@ -52,14 +52,12 @@ class EngineError(GacError):
         causes = (cause[1:] for cause in _CAUSES if re.search(cause[0], text))
         expected, remedy = next(
             ((expected.format(python=python), remedy) for expected, remedy in causes),
-            ("a model that this engine runs", f"vllm serve {name} shows all that the engine says."),
+            ("a model and options that this engine runs", f"vllm serve {name} shows all that the engine says."),
         )
-        shown = " ".join(message.split())
+        shown = " ".join(message.split()).rstrip(".")
         shown = shown if len(shown) <= _MESSAGE else f"{shown[:_MESSAGE]}..."
         tail = "".join(f"\n  {line}" for line in lines)
-        super().__init__(
-            f"{name} in vLLM: {shown.rstrip('.')}", expected, f"{remedy}{' Last lines:' * bool(tail)}{tail}"
-        )
+        super().__init__(f"{name} in vLLM: {shown}", expected, f"{remedy}{' Last lines:' * bool(tail)}{tail}")
 
 
 class Worker:
