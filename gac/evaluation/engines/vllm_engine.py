@@ -21,7 +21,8 @@ _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs here, where its CUDA graphs can be timed
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB; on a GPU the share of its memory counts
 }
-_GRAPHS = 32  # of a decode run: its last ones, when all sequences are past their prompts
+_TIMED = range(2, 8, 2)  # decode steps by their number; a step is one graph once all sequences are past their prompts
+_REPEATS = 8
 
 
 class VllmEngine:
@@ -75,11 +76,12 @@ class VllmEngine:
         if run.phase != "decode":
             return {"ms": self._ms(prompts, answers), "graph_ms": None}
         first = self._ms(prompts, [1] * len(answers))
-        if self._graphs is None:
-            return {"ms": (self._ms(prompts, answers) - first) / DECODE_STEPS, "graph_ms": None}
-        with self._graphs:
-            ms = (self._ms(prompts, answers) - first) / DECODE_STEPS
-        return {"ms": ms, "graph_ms": self._graphs.step_ms()}
+        times: dict[str, float | None] = {"ms": (self._ms(prompts, answers) - first) / DECODE_STEPS, "graph_ms": None}
+        if self._graphs is not None:
+            with self._graphs:
+                self._ms(prompts, answers)
+            times["graph_ms"] = self._graphs.step_ms()
+        return times
 
     def _ms(self, prompts: Sequence[Sequence[int]], answers: Sequence[int]) -> float:
         from vllm import SamplingParams
@@ -94,43 +96,49 @@ class VllmEngine:
 
 
 class _GraphTimer:
-    """A context in which every replay of a CUDA graph stands between two events."""
+    """A context in which some replays of a CUDA graph are repeated between two events.
+
+    Repeated, they follow each other without a gap, so that the time is the GPU's alone. A step that is run again
+    writes the same numbers to the same places.
+    """
 
     def __init__(self) -> None:
         import torch
 
-        self._replays: list[tuple[Any, Any, Any]] | None = None
-        self._last: list[tuple[Any, Any, Any]] = []
+        self._graphs: list[Any] | None = None
+        self._timings: list[tuple[Any, Any]] = []
         graphs: Any = torch.cuda.CUDAGraph
         replay: Any = graphs.replay
         event: Any = torch.cuda.Event
 
         def timed(graph: Any) -> None:
-            if self._replays is None:
-                replay(graph)
-                return
-            start, end = event(enable_timing=True), event(enable_timing=True)
-            start.record()
+            if self._graphs is not None:
+                if len(self._graphs) in _TIMED:
+                    start, end = event(enable_timing=True), event(enable_timing=True)
+                    start.record()
+                    for _ in range(_REPEATS):
+                        replay(graph)
+                    end.record()
+                    self._timings.append((start, end))
+                self._graphs.append(graph)
             replay(graph)
-            end.record()
-            self._replays.append((graph, start, end))
 
         graphs.replay = timed
 
     def __enter__(self) -> None:
-        self._replays = []
+        self._graphs, self._timings = [], []
 
     def __exit__(self, *_: object) -> None:
         import torch
 
         torch.cuda.synchronize()
-        self._last, self._replays = (self._replays or [])[-_GRAPHS:], None
+        self._same, self._graphs = len({*map(id, self._graphs or [])}) == 1, None
 
     def step_ms(self) -> float | None:
-        """Return the median of the last steps; None where a step is no graph, or is cut into several."""
-        if len(self._last) < _GRAPHS or len({id(graph) for graph, _, _ in self._last}) > 1:
+        """Return the median time of a step; None where a step is no graph, or is cut into several."""
+        if not self._same or not self._timings:
             return None
-        return median(float(start.elapsed_time(end)) for _, start, end in self._last)
+        return median(float(start.elapsed_time(end)) for start, end in self._timings) / _REPEATS
 
 
 if __name__ == "__main__":
