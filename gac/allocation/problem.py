@@ -109,7 +109,7 @@ class Problem:
 
     @cached_property
     def rest(self) -> dict[str, int]:
-        """What a served step takes beside the sites' GEMMs, ns by cost column; 0 where it is not known."""
+        """The part of a served step beside the sites' GEMMs, ns by cost column; 0 where it is not known."""
         rest = {}
         for workload in self.workloads:
             gemms, step = total(self.dense, ns_of(workload)), self.steps.get(str(workload))
