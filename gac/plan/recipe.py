@@ -146,9 +146,9 @@ class Deployment:
             GPU's, or the shipped H100's where there is no GPU.
         workloads: what latency is looked up for: ``prefill:BxS`` or ``decode:B@C``.
         fuse: True runs the first GEMMs of weights that read the same input (q/k/v; gate/up) as one, and gives them dims
-            for it; the profile has to hold the shared shapes (``gac profile --fuse``). ``"auto"`` does so where the
-            plan is better or faster for it, and latency fractions are then of the dense model unfused. None:
-            ``"auto"`` for the rule ``loss`` and methods for any form, else False.
+            for it; the profile has to hold the shared shapes. ``"auto"`` does so where the plan is better or faster for
+            it. The dense model of latency fractions always does. None: ``"auto"`` for the rule ``loss`` and methods for
+            any form, else False.
         engine: ``vllm``: latencies are those of GAC's plugin for vLLM, with a whole step's where the profile has them
             (``gac profile --engine vllm``); weights of one input share a GEMM, and only forms and schemes compete that
             it runs at full speed. ``transformers``: those of the targeted weights as transformers runs them. None:

@@ -69,7 +69,7 @@ def tile_of(rows: int, n: int, columns: int) -> Tile | None:
     """Return the tile that a kernel multiplies 2 to 64 rows with; None where cuBLAS is faster.
 
     The kernel is faster where cuBLAS has too few tiles for all SMs, as measured on an H200: see
-    tests/benchmarks/results/few-rows.md.
+    tests/benchmarks/results/vllm.md.
     """
     tiles = ceil_div(n, _TILE.outputs)
     if 4 * tiles > _WAVE:
