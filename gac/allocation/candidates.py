@@ -15,7 +15,6 @@ from gac.core.arrays import Floats, Ints
 from gac.core.errors import PlanError, ProfileError
 from gac.forms import Form, form_named, variants_of
 from gac.forms.loss_curves import LossCurves
-from gac.forms.planned_sites import fuse_sites
 from gac.models.sites import Site
 from gac.plan.costs import COSTS, columns_of
 from gac.plan.recipe import Space
@@ -90,11 +89,6 @@ def dense_candidate(site: Site, timing: Timing, scheme: Scheme = BF16) -> Candid
     dense, dims = [form_named("dense")] * len(site.weights), [full_dim(weight) for weight in site.weights]
     layouts = [zip_candidates(layout, dense, dims, scheme, timing) for layout in site.fused_and_unfused]
     return next((rows for rows in reversed(layouts) if UNKNOWN not in rows.latency), layouts[0])
-
-
-def dense_model(sites: Sequence[Site], timing: Timing, scheme: Scheme = BF16) -> list[CandidateSet]:
-    """Return the dense model as engines run it: weights of one input share a GEMM, however a plan runs them."""
-    return [dense_candidate(site, timing, scheme) for site in fuse_sites(sites, optional=True)]
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:

@@ -10,11 +10,11 @@ from math import floor, frexp, ldexp
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet, weight_candidates, with_fused_gemm
-from gac.allocation.candidates import dense_model
+from gac.allocation.dense import DenseModel, total
 from gac.allocation.dims import check_forms_divide, full_dim, runnable_dims
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.latencies import Timing, has_latencies
-from gac.allocation.problem import LOSS, Instance, Problem, as_knapsack, total
+from gac.allocation.problem import LOSS, Instance, Problem, as_knapsack
 from gac.allocation.split_latencies import check_collectives, timing_of
 from gac.core.errors import BudgetError, ProfileError
 from gac.core.version import __version__
@@ -109,8 +109,9 @@ def _known_workloads(sites: Sequence[Site], timing: Timing, scheme: str) -> list
     def storable(site: Site) -> bool:
         return all(len(runnable_dims(dense, stored, weight, full_dim(weight), timing.gpus)) for weight in site.weights)
 
-    sets = dense_model([site for site in sites if storable(site)], timing, stored)
-    return [str(workload) for workload in timing.workloads if total(sets, ns_of(workload)) is not None]
+    model = DenseModel.of([site for site in sites if storable(site)], timing, scheme=stored)
+    latencies = zip(timing.workloads, model.latency_ns, strict=True)
+    return [str(workload) for workload, ns in latencies if ns is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +139,7 @@ def decide(problem: Problem) -> Decision:
         ProfileError: a latency is limited, and the profile lacks it.
     """
     slack, limits = problem.recipe.slack, problem.allowed
-    dense = zip(problem.workloads, problem.dense_ns, strict=True)
+    dense = zip(problem.workloads, problem.dense.latency_ns, strict=True)
     weights = {ns_of(workload): 1 / ns for workload, ns in dense if ns and slack}
     instance = as_knapsack(problem.candidates(limits, minimised=weights), limits)
     least, decision = instance.solve(), None
@@ -163,7 +164,7 @@ def _decide_for_speed(
     solution = quick.solve(start)
     *prices, nat = solution.certificate.multipliers
     proof = replace(solution.certificate, multipliers=(*prices, nat / unit))
-    speed = Speed(value, summed_latency(instance.chosen(least), [*problem.rest.values()]), proof)
+    speed = Speed(value, summed_latency(instance.chosen(least), problem.dense.rest_ns), proof)
     priced = nat > 0 and all(ns_of(workload) in quick.limits for workload in problem.workloads)
     alternatives = quick.alternatives(solution) if priced else None
     plan = plan_of(problem, quick.chosen(solution), least.certificate, alternatives, speed)
@@ -178,18 +179,17 @@ def plan_of(
     speed: Speed | None = None,
 ) -> Plan:
     """Make the plan of a problem from one candidate for each site."""
-    dense, measured, beyond = problem.dense_ns, problem.evidence(chosen), problem.loss_beyond_sum(chosen)
     return assemble(
         problem.sites,
         chosen,
-        dense,
-        [*problem.rest.values()],
+        problem.dense.latency_ns,
+        problem.dense.rest_ns,
         problem.recipe,
-        measured,
+        problem.evidence(chosen),
         certificate,
         alternatives,
         speed,
-        beyond,
+        problem.loss_beyond_sum(chosen),
     )
 
 
@@ -311,7 +311,7 @@ def attach_single_gpu_comparison(problem: Problem, decision: Decision) -> Decisi
     if run.tensor_parallel == 1:
         return decision
     single = replace(problem, recipe=replace(problem.recipe, deployment=replace(run, tensor_parallel=1)))
-    known = {workload for workload, ns in zip(run.workloads, single.dense_ns, strict=True) if ns is not None}
+    known = {workload for workload, ns in zip(run.workloads, single.dense.latency_ns, strict=True) if ns is not None}
     latency = {workload: share for workload, share in (limits.latency or {}).items() if workload in known}
     try:
         plan = decide(replace(single, recipe=replace(single.recipe, limits=replace(limits, latency=latency)))).plan

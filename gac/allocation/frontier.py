@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.candidates import dense_candidate, dense_model, pareto_optimal
+from gac.allocation.candidates import dense_candidate, pareto_optimal
+from gac.allocation.dense import DenseModel
 from gac.allocation.feasibility import check_shrinks_cache
 from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, point_of
 from gac.allocation.knapsack import Group, Solution
-from gac.allocation.problem import Problem, as_knapsack, dense_total
+from gac.allocation.problem import Problem, as_knapsack
 from gac.allocation.split_latencies import check_collectives, timing_of
 from gac.core.errors import BudgetError, GacError
 from gac.core.version import __version__
@@ -47,18 +48,17 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
     """
     check_frontier_recipe(points, limit, problem.recipe)
     column = limit if limit in COSTS else ns_of(limit)
-    dense, rest_ns = problem.dense_amount(column), tuple(problem.rest.values())
+    dense, rest_ns = problem.dense.amount(column), problem.dense.rest_ns
     fixed = {PARAMS: problem.params} if column != PARAMS and problem.may_outgrow else {}
     columns = [*fixed, column]
     sets = [pareto_optimal(rows.pick(rows.known(columns)), columns) for rows in problem.candidates(columns)]
-    solved = list(_solve(sets, fixed, column, dense, problem.rest.get(column, 0), points))
+    solved = list(_solve(sets, fixed, column, dense, problem.dense.rest_of(column), points))
     sites, options = [], []
     picked_rows = zip(*(solution.choice for _, _, solution in solved), strict=True)
     for site, rows, picked in zip(problem.sites, sets, picked_rows, strict=True):
         used = sorted(set(picked))
-        sites.append(
-            SiteOptions(site, dense_candidate(site, problem.timing).candidate(0), tuple(map(rows.candidate, used)))
-        )
+        dense_site = dense_candidate(site, problem.timing).candidate(0)
+        sites.append(SiteOptions(site, dense_site, tuple(map(rows.candidate, used))))
         options.append([used.index(row) for row in picked])
     frontier_points = []
     for (asked, most, solution), choice in zip(solved, zip(*options, strict=True), strict=True):
@@ -66,8 +66,17 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
         beyond, proof = problem.loss_beyond_sum(chosen), solution.certificate
         frontier_points.append(point_of(asked, most, choice, sites, problem.measured, proof, beyond, rest_ns))
     measured = problem.evidence([option for site in sites for option in site.options])
-    dense_ns, points_made = tuple(problem.dense_ns), tuple(frontier_points)
-    return Frontier(SCHEMA, __version__, problem.recipe, measured, limit, tuple(sites), points_made, dense_ns, rest_ns)
+    return Frontier(
+        SCHEMA,
+        __version__,
+        problem.recipe,
+        measured,
+        limit,
+        tuple(sites),
+        tuple(frontier_points),
+        problem.dense.latency_ns,
+        rest_ns,
+    )
 
 
 def check_frontier_recipe(points: int, limit: str, recipe: Recipe) -> None:
@@ -101,7 +110,7 @@ def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit
     if limit not in COSTS:
         check_collectives(profile, recipe.deployment, sites)
         timing = timing_of(profile, recipe.deployment)
-        dense_total(dense_model(sites, timing), ns_of(limit))
+        DenseModel.of(sites, timing).amount(ns_of(limit))
 
 
 def _solve(

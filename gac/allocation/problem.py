@@ -9,9 +9,10 @@ from itertools import product
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.candidates import candidates, dense_model
+from gac.allocation.candidates import candidates
+from gac.allocation.dense import DenseModel
 from gac.allocation.knapsack import Group, Solution, knapsack
-from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.latencies import Timing
 from gac.allocation.split_latencies import timing_of
 from gac.core.arrays import Floats
 from gac.core.errors import BudgetError, ModelError, ProfileError
@@ -19,7 +20,7 @@ from gac.core.workloads import Workload
 from gac.forms import form_named, variants_of
 from gac.forms.loss_curves import LossCurves
 from gac.models.sites import Site
-from gac.plan.costs import BYTES, COSTS, PARAMS, floored, ns_of
+from gac.plan.costs import BYTES, COSTS, PARAMS
 from gac.plan.engines import Step
 from gac.plan.plan import Candidate, Measured
 from gac.plan.recipe import Recipe
@@ -34,26 +35,6 @@ The layers of some models are so much alike that a proof takes minutes. Predicti
 """
 LOSS = "loss"
 """Name of the limit of loss where latency is minimised."""
-
-
-def total(sets: Sequence[CandidateSet], column: str) -> int | None:
-    """Sum a cost of one candidate a site; None where it is unknown."""
-    costs = [int(rows.cost(column)[0]) for rows in sets]
-    return None if UNKNOWN in costs else sum(costs)
-
-
-def dense_total(dense: Sequence[CandidateSet], column: str) -> int:
-    """Sum a cost of the dense sites; raise ``ProfileError`` where it is a latency that the profile lacks."""
-    if (summed := total(dense, column)) is None:
-        site = next(rows.site for rows in dense if rows.cost(column)[0] == UNKNOWN)
-        workload = column.removeprefix("ns:")
-        raise ProfileError(
-            f"the profile lacks the latency of {site} for {workload}",
-            "known latencies, since latency is limited",
-            f"Measure this model's shapes with {profile_command('NAME', None, workload)}, or plan without a latency "
-            "limit.",
-        )
-    return summed
 
 
 def name_of(column: str) -> str:
@@ -104,34 +85,13 @@ class Problem:
         return timing_of(self.profile, self.recipe.deployment)
 
     @cached_property
-    def dense(self) -> list[CandidateSet]:
-        return dense_model(self.sites, self.timing)
-
-    @cached_property
-    def rest(self) -> dict[str, int]:
-        """The part of a served step beside the sites' GEMMs, ns by cost column; 0 where it is not known."""
-        rest = {}
-        for workload in self.workloads:
-            gemms, step = total(self.dense, ns_of(workload)), self.steps.get(str(workload))
-            rest[ns_of(workload)] = 0 if gemms is None or step is None else max(0, step.served_ns - gemms)
-        return rest
-
-    @property
-    def dense_ns(self) -> list[int | None]:
-        """Latency of the dense model, one a workload: of a step in the engine, else of its GEMMs; None: unknown."""
-        steps = {ns_of(name): step.dense_ns for name, step in self.steps.items()}
-        return [steps.get(column, total(self.dense, column)) for column in self.rest]
-
-    def dense_amount(self, column: str) -> int:
-        """Return what the dense model takes of a cost; raise ``ProfileError`` for a latency that the profile lacks."""
-        summed, steps = dense_total(self.dense, column), dict(zip(self.rest, self.dense_ns, strict=True))
-        return steps.get(column) or summed
+    def dense(self) -> DenseModel:
+        return DenseModel.of(self.sites, self.timing, self.steps)
 
     @property
     def allowed(self) -> dict[str, int]:
-        """The limit of each limited cost column over all sites: less the rest of a step, which every choice takes."""
-        limits = {column: floored(part, self.dense_amount(column)) for column, part in self.recipe.fractions.items()}
-        return {column: limit - self.rest.get(column, 0) for column, limit in limits.items()}
+        """The limit of each limited cost column over all sites."""
+        return self.dense.allowed(self.recipe)
 
     def loss_beyond_sum(self, chosen: Sequence[Candidate]) -> float:
         """Return the loss of these candidates, one a site, beyond the sum of their losses, nats a token."""
@@ -146,7 +106,7 @@ class Problem:
 
         That is the largest median error of the workloads and of the schemes, of the GEMMs that have as many rows.
         """
-        dense = (rows.candidate(0) for rows in self.dense)
+        dense = (rows.candidate(0) for rows in self.dense.sets)
         modelled = [candidate for candidate in (*chosen, *dense) if any(candidate.modelled)]
         if not modelled:
             return self.measured

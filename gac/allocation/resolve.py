@@ -9,7 +9,7 @@ from gac.allocation.decide import speed_defaults
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import DTYPE
 from gac.allocation.rules import RULES
-from gac.core.errors import GacError, ModelError
+from gac.core.errors import GacError, ModelError, PlanError
 from gac.forms import DEFAULT_FORMS, FORMS, form_named
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
@@ -40,12 +40,10 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     method = METHODS.get(recipe.measure.method)
     recipe = _with_method_forms(recipe, method)
     engine = engine_of(recipe, config, profile, method)
-    recipe = replace(recipe, deployment=replace(recipe.deployment, engine=engine.name))
-    if engine.shares:
-        recipe = replace(recipe, deployment=replace(recipe.deployment, fuse=True))
-    if recipe.deployment.fuse is None:
-        fuse: Fusing = "auto" if recipe.rule == "loss" and not method.forms else False
-        recipe = replace(recipe, deployment=replace(recipe.deployment, fuse=fuse))
+    fuse: Fusing | None = True if engine.shares else recipe.deployment.fuse
+    if fuse is None:
+        fuse = "auto" if recipe.rule == "loss" and not method.forms else False
+    recipe = replace(recipe, deployment=replace(recipe.deployment, engine=engine.name, fuse=fuse))
     RULES.get(recipe.rule).check(recipe)
     gpus = recipe.deployment.tensor_parallel
     if gpus > 1 and not getattr(config, "base_model_tp_plan", True):
@@ -59,8 +57,8 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     refit = resolve_refit(recipe, method, targeted, config.model_type)
     sites = as_planned(targeted, recipe.space.forms, recipe.deployment.fuse)
     resolved = speed_defaults(replace(recipe, refit=refit), sites, profile)
-    check_reachable(sites, resolved, profile)
     steps = engine_steps(config, resolved.deployment, profile)
+    check_reachable(sites, resolved, profile, steps)
     return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used, steps)
 
 
@@ -74,9 +72,11 @@ def engine_of(recipe: Recipe, config: Any, profile: Profile, method: "Method") -
     if run.engine is None:
         known = engine_steps(config, replace(run, engine=VLLM.name), profile)
         plain = recipe.rule == "loss" and not method.forms and run.fuse is None and space.head == DEFAULT_SCHEME
-        return VLLM if known and plain and VLLM.runs(space.forms, space.schemes) else TRANSFORMERS
+        return VLLM if known and plain and VLLM.unserved(space.forms, space.schemes) is None else TRANSFORMERS
     engine = ENGINES[run.engine]
-    engine.check(space.forms, space.schemes)
+    if (unserved := engine.unserved(space.forms, space.schemes)) is not None:
+        problem, remedy = f"{unserved} for engine {engine.name}", f"Leave it out, or plan for {TRANSFORMERS.name}."
+        raise PlanError(problem, "forms and schemes that it runs at full speed", remedy)
     if engine.shares and run.fuse is False:
         raise GacError(f"fuse=False for engine {engine.name}", "shared GEMMs, which it always has", "Leave fuse out.")
     return engine

@@ -11,9 +11,10 @@ from typing import ClassVar, Literal, Self
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidate_at
 from gac.allocation.decide import Decision, plan_of
+from gac.allocation.dense import total
 from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
-from gac.allocation.problem import Problem, as_knapsack, total
+from gac.allocation.problem import Problem, as_knapsack
 from gac.allocation.rules import RULES, Rule
 from gac.core.errors import GacError
 from gac.forms import FORMS, Form, form_named

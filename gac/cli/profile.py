@@ -101,9 +101,12 @@ def profile(
     """
     passes = 2 * passes if aa else passes
     if collectives:
-        others = {"models", "sweeps", "schemes", "gpus", "engine", "tokens", "aa"}
+        others = {"models", "sweeps", "schemes", "gpus", "engine", "engine_python", "tokens", "aa"}
         reject_options(others, "without --collectives, in a second run on the same file.")
         return _collectives(runs["workloads"], dtype, output, passes, seconds, only_estimate)
+    in_vllm = runs["engine"] == VLLM.name
+    if not in_vllm:
+        reject_options({"engine_python"}, "with --engine vllm.")
     from gac.profiling.sweeps.profiler import estimate, profile_gpu
     from gac.profiling.timing.device import require_gpu
 
@@ -123,7 +126,7 @@ def profile(
     if only_estimate:
         return _estimated(estimate(points, output, passes, gpus=gpus))
     path = profile_gpu(points, output, passes, seconds, gpus)
-    if runs["engine"] == VLLM.name:
+    if in_vllm and runs["tensor_parallel"] == 1:
         _profile_steps(models, runs["workloads"], path, dtype, engine_python)
     return _profiled(path, aa)
 

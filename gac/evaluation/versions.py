@@ -8,7 +8,8 @@ from typing import Any
 
 from gac.allocation.candidates import candidate_at
 from gac.allocation.decide import fastest, speed_defaults, summed_latency
-from gac.allocation.problem import Problem, dense_total, total
+from gac.allocation.dense import total
+from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
 from gac.allocation.weight_rules import Rounding
 from gac.core.errors import BudgetError, ModelError
@@ -229,7 +230,7 @@ def _fastest(problems: Sequence[Problem], workload: Workload, max_loss: float) -
         deployment = problem.recipe.deployment
         try:
             limits = problem.allowed
-            dense_total(problem.dense, column)
+            problem.dense.amount(column)
             instance, _ = fastest(problem.candidates([*limits, column]), limits, {column: 1.0}, max_loss, max_loss)
             chosen = instance.chosen(instance.solve())
         except BudgetError as failure:
@@ -237,7 +238,7 @@ def _fastest(problems: Sequence[Problem], workload: Workload, max_loss: float) -
             continue
         pairs = zip(problem.sites, chosen, strict=True)
         choices = tuple(choice for site, candidate in pairs for choice in candidate.choices(site.weights))
-        [ns] = summed_latency(chosen, [problem.rest[column]])
+        [ns] = summed_latency(chosen, problem.dense.rest_ns)
         loss, table = fsum(candidate.loss for candidate in chosen), {str(workload): ns}
         fused = deployment.fuse is True
         versions.append(Version(FASTEST, choices, fused, loss, table, gpus=deployment.tensor_parallel))

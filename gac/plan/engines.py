@@ -1,14 +1,16 @@
-"""Engines that serve models: the forms and schemes that each runs at full speed, and the kernels that it has."""
+"""Engines that serve models: what each runs at full speed, and the kernels that it has."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from gac.core.errors import PlanError
 from gac.core.operations import Operation
 from gac.core.workloads import Workload
+from gac.forms import form_named
 from gac.models.attentions import heads_of
+from gac.runtime.contract import FEW_ROWS
+from gac.schemes import DEFAULT_SCHEME
 
 STEPS = ("engine_step", "served_step")
 """Operators of whole steps of the dense model in an engine: by its own class, and by GAC's plugin."""
@@ -19,14 +21,13 @@ class Engine:
     """An engine for which plans are made.
 
     Attributes:
-        forms, schemes: what it runs at full speed beside dense weights; None: all.
+        plugin: GAC's plugin serves plans in it: forms that are ``served``, in 16 bits.
         shares: weights that read the same input always share a GEMM.
         few_rows: up to so many rows its linear layers run in the kernels of ``gac.runtime.kernels.few_rows``.
     """
 
     name: str
-    forms: tuple[str, ...] | None = None
-    schemes: tuple[str, ...] | None = None
+    plugin: bool = False
     shares: bool = False
     few_rows: int = 0
 
@@ -35,24 +36,16 @@ class Engine:
         served = operation.operator in ("linear", "low_rank") and operation.axes["m"] <= self.few_rows
         return replace(operation, operator=f"served_{operation.operator}") if served else operation
 
-    def check(self, forms: tuple[str, ...], schemes: tuple[str, ...]) -> None:
-        """Refuse a form or scheme that the engine does not run at full speed, by a PlanError that names it."""
-        for kind, names, runs in (("form", forms, self.forms), ("scheme", schemes, self.schemes)):
-            if runs is not None and (others := [name for name in names if name.partition(":")[0] not in runs]):
-                problem, expected = f"{kind} {others[0]} for engine {self.name}", f"{kind}s {', '.join(runs)}"
-                raise PlanError(problem, expected, f"Leave it out, or plan for engine {TRANSFORMERS.name}.")
-
-    def runs(self, forms: tuple[str, ...], schemes: tuple[str, ...]) -> bool:
-        """Return whether ``check`` passes."""
-        try:
-            self.check(forms, schemes)
-        except PlanError:
-            return False
-        return True
+    def unserved(self, forms: Sequence[str], schemes: Sequence[str]) -> str | None:
+        """Return the first form or scheme that the engine does not run at full speed; None where it runs all."""
+        if not self.plugin:
+            return None
+        slow = [f"form {name}" for name in forms if not form_named(name).served]
+        return next(iter([*slow, *(f"scheme {name}" for name in schemes if name != DEFAULT_SCHEME)]), None)
 
 
 TRANSFORMERS = Engine("transformers")
-VLLM = Engine("vllm", ("low_rank", "narrow", "narrow_pair", "skip"), ("bf16",), shares=True, few_rows=64)
+VLLM = Engine("vllm", plugin=True, shares=True, few_rows=FEW_ROWS)
 ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine in (TRANSFORMERS, VLLM)})
 
 

@@ -60,7 +60,7 @@ def test_a_plan_is_no_slower_than_shared_gemms() -> None:
 def test_without_the_shared_shape_it_runs_gemm_by_gemm() -> None:
     problem = _problem()
     problem = replace(problem, profile=profile(rows(8, APART)))
-    assert problem.dense_ns == [2 * APART[-1]]
+    assert problem.dense.latency_ns == (2 * APART[-1],)
 
 
 def test_the_summary_and_the_page_say_it() -> None:

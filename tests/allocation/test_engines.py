@@ -106,8 +106,8 @@ STEPS = {PREFILL: Step(dense_ns=32_000, served_ns=30_000)}
 
 def test_latencies_are_those_of_whole_steps() -> None:
     of_steps = problem(STEPS)
-    assert of_steps.dense_ns == [32_000]
-    assert [*of_steps.rest.values()] == [18_000]
+    assert of_steps.dense.latency_ns == (32_000,)
+    assert of_steps.dense.rest_ns == (18_000,)
     timed = decide(of_steps).plan.workloads[0]
     alone = decide(problem({})).plan.workloads[0]
     assert (timed.dense_ns, timed.rest_ns, timed.plan_ns) == (32_000, 18_000, (alone.plan_ns or 0) + 18_000)

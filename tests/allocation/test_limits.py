@@ -6,9 +6,9 @@ import pytest
 from small_problems import PREFILL, problem, profile, rows
 
 from gac.allocation.knapsack import Solution, knapsack
-from gac.allocation.problem import as_knapsack, floored
+from gac.allocation.problem import as_knapsack
 from gac.core.errors import BudgetError
-from gac.plan.costs import PARAMS, ns_of
+from gac.plan.costs import PARAMS, floored, ns_of
 from gac.plan.recipe import Recipe
 
 UNKNOWN = "decode:4@8"

@@ -14,7 +14,7 @@ SHAPES = [(1, 70, 1096), (1, 5, 2048), (7, 130, 2056), (16, 64, 512), (24, 100, 
 def running(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels run wherever tensors are: on a CPU as on a Hopper GPU."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(few_rows, "kernels_run", lambda x, weight: len(x) <= few_rows.MOST_ROWS)
+        monkeypatch.setattr(few_rows, "kernels_run", lambda x, weight: len(x) <= few_rows.FEW_ROWS)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
         small_gpu(monkeypatch)
 

@@ -37,7 +37,7 @@ def profile_steps(
     path: Path,
     dtype: str = "bf16",
     python: str | Path | None = None,
-) -> int:
+) -> None:
     """Time dense models with random weights in vLLM, and add their steps to a latency table of this GPU.
 
     Each is timed by the engine's own class, and by GAC's plugin with nothing changed. A decode step is the time of its
@@ -49,9 +49,6 @@ def profile_steps(
         path: the table, or a new file.
         python: of an environment with vLLM and GAC; None: the one that runs this.
 
-    Returns:
-        The number of steps that were timed.
-
     Raises:
         ModelError: the config of a model does not name its sizes as Llama's does.
         GacError: vLLM is not installed, or cannot open a model; the file is of another machine.
@@ -61,7 +58,6 @@ def profile_steps(
         for name, config in models.items()
         for served in (False, True)
     ]
-    timed = 0
     with (
         Journal(path, fingerprint()) as journal,
         progress_bar("steps in vLLM", "step", sum(len(points) for *_, points in runs)) as bar,
@@ -69,12 +65,10 @@ def profile_steps(
         for name, served, points in runs:
             todo = {workload: point for workload, point in points.items() if journal.find(point) is None}
             bar.update(len(points) - len(todo))
-            for point, times in _timed(name, _config_of(models[name], served), todo, dtype, python) if todo else ():
+            for point, times in _timed(name, config_of(models[name], served), todo, dtype, python) if todo else ():
                 low, _, high = quantiles(times, n=4, method="inclusive")
                 journal.add(Measurement.of(point, 1e6 * median(times), 1e6 * (high - low), len(times), None, True))
-                timed += 1
                 bar.update()
-    return timed
 
 
 def _points(name: str, config: Any, workloads: Sequence[Workload], dtype: str, served: bool) -> dict[Workload, Point]:
@@ -109,7 +103,7 @@ def _timed(
             yield point, [answer["graph_ms"] or answer["ms"] for answer in answers]
 
 
-def _config_of(config: Any, served: bool) -> dict[str, Any]:
+def config_of(config: Any, served: bool) -> dict[str, Any]:
     """Return the dense model's config.json; served: that of a compressed model in which nothing is changed."""
     if isinstance(config, Shapes):
         sizes = asdict(config) | {"max_position_embeddings": _POSITIONS, "tie_word_embeddings": False}

@@ -288,13 +288,13 @@ class Heads(BatchedGemm):
 
 
 def _multiply(x: "Tensor", weight: "Tensor", result: "Tensor", served: bool) -> None:
-    import torch
-
-    from gac.runtime.kernels import few_rows
-
     if served:
-        few_rows.multiply(x, weight, result)
+        from gac.runtime.kernels.few_rows import multiply
+
+        multiply(x, weight, result)
     else:
+        import torch
+
         torch.mm(x, weight.t(), out=result)
 
 

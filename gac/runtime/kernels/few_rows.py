@@ -10,11 +10,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from gac.runtime.contract import FEW_ROWS
 from gac.runtime.kernels.gpu import HAS_TRITON, SIXTEEN_BIT, ceil_div, launching_on
 from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
 from gac.runtime.kernels.split_k import COUNTERS, SplitK, Tile, split_k_reduce
 
-MOST_ROWS = 64
 _HOPPER = 9
 _ALIGNED = 8
 """Numbers of 16 bits that one load takes."""
@@ -32,9 +32,10 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None)
         out: shape ``(rows, n)``; rows may lie apart.
         bias: shape ``(n,)``.
     """
-    if kernels_run(x, weight) and len(x) == 1:
+    runs = kernels_run(x, weight)
+    if runs and len(x) == 1:
         _one_row(x, weight, out, bias)
-    elif kernels_run(x, weight) and (tile := tile_of(len(x), *weight.shape)) is not None:
+    elif runs and (tile := tile_of(len(x), *weight.shape)) is not None:
         _some_rows(x, weight, out, bias, tile)
     elif bias is None:
         torch.mm(x, weight.t(), out=out)
@@ -56,7 +57,7 @@ def gated_row(x: Tensor, weight: Tensor, out: Tensor) -> None:
 def kernels_run(x: Tensor, weight: Tensor) -> bool:
     """Return whether the kernels here run for this input, on this GPU."""
     aligned = weight.shape[1] % _ALIGNED == 0 and x.stride(0) % _ALIGNED == 0 and x.stride(1) == 1
-    few = 0 < len(x) <= MOST_ROWS and x.is_cuda and HAS_TRITON and x.dtype in SIXTEEN_BIT
+    few = 0 < len(x) <= FEW_ROWS and x.is_cuda and HAS_TRITON and x.dtype in SIXTEEN_BIT
     return few and aligned and _is_hopper(x.device)
 
 
@@ -76,7 +77,7 @@ def tile_of(rows: int, n: int, columns: int) -> Tile | None:
         return None
     if rows <= _TILE.rows:
         return _TILE
-    tall = replace(_TILE, rows=32 if rows <= 32 else MOST_ROWS, programs_per_sm=1)
+    tall = replace(_TILE, rows=32 if rows <= 32 else FEW_ROWS, programs_per_sm=1)
     return tall if columns >= 8192 or 16 * tiles <= _WAVE else None
 
 

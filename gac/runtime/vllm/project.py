@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from vllm.utils.torch_utils import direct_register_custom_op
 
-from gac.runtime.kernels.few_rows import MOST_ROWS, gated_row, kernels_run, multiply
+from gac.runtime.contract import FEW_ROWS
+from gac.runtime.kernels.few_rows import gated_row, kernels_run, multiply
 
 
 def first_rows(ranks: list[int]) -> list[int]:
@@ -78,8 +79,8 @@ def _shape(
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply tokens ``(tokens, in)`` by a weight ``(out, in)``."""
-    if len(x) > MOST_ROWS:
+    """Multiply tokens ``(..., in)`` by a weight ``(out, in)``."""
+    if x.dim() > 2 or len(x) > FEW_ROWS:
         return torch.nn.functional.linear(x, weight, bias)
     out = x.new_empty(len(x), len(weight))
     multiply(x, weight, out, bias)
@@ -87,13 +88,13 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0])
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 def _gated(x: Tensor, weight: Tensor) -> Tensor:
-    """Return ``silu(gate) * up`` ``(tokens, n)``, of gate and up in one weight ``(2 n, in)``."""
-    out = x.new_empty(len(x), len(weight) // 2)
-    if len(x) == 1 and kernels_run(x, weight):
+    """Return ``silu(gate) * up`` ``(..., n)`` of tokens ``(..., in)``, of gate and up in one weight ``(2 n, in)``."""
+    out = _gated_shape(x, weight)
+    if x.dim() == 2 and len(x) == 1 and kernels_run(x, weight):
         gated_row(x, weight, out)
     else:
         torch.ops._C.silu_and_mul(out, _linear(x, weight, None))
@@ -101,7 +102,7 @@ def _gated(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _gated_shape(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0] // 2)
+    return x.new_empty(*x.shape[:-1], weight.shape[0] // 2)
 
 
 direct_register_custom_op("gac_project", _project, fake_impl=_shape)
