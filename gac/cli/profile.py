@@ -47,11 +47,12 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
 @forms_option("A form that the models' weights may take.")
 @option(
     "--engine",
-    "Measure the models as this engine runs them; vllm: with GAC's plugin, and whole steps of the dense models in it.",
+    "Measure the models as this engine runs them. vllm: GEMMs as GAC's plugin runs them, and whole steps of the dense "
+    "models in vLLM.",
     click.Choice([*ENGINES]),
     default=TRANSFORMERS.name,
 )
-@option("--engine-python", "The Python of an environment with the engine and GAC. Default: the one that runs.", FILE)
+@option("--engine-python", "With --engine vllm: Python of another environment, with vLLM and GAC.", FILE)
 @flag("--tokens", "Also measure attention over the shares of a context that gac tokens prices, for decode workloads.")
 @option(
     "--tensor-parallel",

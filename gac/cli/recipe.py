@@ -92,8 +92,8 @@ _ROWS = (
     ),
     option(
         "--engine",
-        "The engine that will serve the model: its latencies, and only forms and schemes that it runs at full speed. "
-        "Default: vllm where the latency table has its steps of this model.",
+        "Plan for the engine that will serve the model, with its latencies, and only with forms and schemes that it "
+        "runs at full speed. Default: vllm if the latency table has this model's steps in vLLM, else transformers.",
         click.Choice([*ENGINES]),
     ),
     option("--tensor-parallel", "GPUs of a host over which every weight is split.", AT_LEAST_1, "N", default=1),

@@ -21,7 +21,7 @@ class Engine:
     """An engine for which plans are made.
 
     Attributes:
-        plugin: GAC's plugin serves plans in it: forms that are ``served``, in 16 bits.
+        plugin: plans are served by GAC's plugin, which runs forms that are ``served``, in 16 bits.
         shares: weights that read the same input always share a GEMM.
         few_rows: up to so many rows its linear layers run in the kernels of ``gac.runtime.kernels.few_rows``.
     """

@@ -149,10 +149,11 @@ class Deployment:
             for it; the profile has to hold the shared shapes. ``"auto"`` does so where the plan is better or faster for
             it. The dense model of latency fractions always does. None: ``"auto"`` for the rule ``loss`` and methods for
             any form, else False.
-        engine: ``vllm``: latencies are those of GAC's plugin for vLLM, with a whole step's where the profile has them
-            (``gac profile --engine vllm``); weights of one input share a GEMM, and only forms and schemes compete that
-            it runs at full speed. ``transformers``: those of the targeted weights as transformers runs them. None:
-            ``vllm`` where the profile has its steps of this model and it runs all forms and schemes.
+        engine: the engine that will serve the model. For ``vllm``, GEMMs take the time that they have in GAC's plugin,
+            latencies are those of whole steps where the profile has them (``gac profile --engine vllm``), weights of
+            one input share a GEMM, and only forms and schemes compete that the plugin runs at full speed. For
+            ``transformers``, latencies are those of the targeted weights alone. None: ``vllm`` if the profile has the
+            model's steps and the plugin runs all forms and schemes, else ``transformers``.
         decode_kernel: always ``torch``; a field of stored plans, so that those of earlier versions open.
         tensor_parallel: GPUs of a host over which every weight is split (tensor parallelism). Latencies are then those
             of each GPU's part and of the collectives, which the profile has to hold (``gac profile --collectives``

@@ -1,7 +1,7 @@
-"""GEMMs of 16 bits with 1 to 64 rows, as decoding has them, on Hopper: faster than cuBLAS where it is not.
+"""GEMMs of 16 bits with 1 to 64 rows, as decoding has them: on Hopper GPUs the faster of cuBLAS and a kernel here.
 
-At so few rows a GEMM takes as long as reading its weight. Kernels here are launched early (programmatic dependent
-launch): they ask for their first weights while the kernel before them still runs, and wait only then for their input.
+Such a GEMM takes as long as reading its weight. The kernels are launched early (programmatic dependent launch). The one
+for a single row loads its first weights while the kernel before it still runs, and only then waits for its input.
 """
 
 from dataclasses import replace
@@ -55,7 +55,7 @@ def gated_row(x: Tensor, weight: Tensor, out: Tensor) -> None:
 
 
 def kernels_run(x: Tensor, weight: Tensor) -> bool:
-    """Return whether the kernels here run for this input, on this GPU."""
+    """Return True if the kernels here run for this input, on this GPU."""
     aligned = weight.shape[1] % _ALIGNED == 0 and x.stride(0) % _ALIGNED == 0 and x.stride(1) == 1
     few = 0 < len(x) <= FEW_ROWS and x.is_cuda and HAS_TRITON and x.dtype in SIXTEEN_BIT
     return few and aligned and _is_hopper(x.device)
