@@ -15,7 +15,7 @@ from gac.plan.plan import Plan
 from tests.compression.compressed import compressed
 from tests.compression.stored import stored_model
 from tests.models.small import small_config, small_model, weights_of
-from tests.serving.engine import PYTHON, Request, changes, generate, needs_vllm, save, serve, small
+from tests.serving.engine import PYTHON, Request, changes, generate, needs_vllm, save, serve, shorter_values, small
 
 pytestmark = needs_vllm
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -69,12 +69,6 @@ def test_a_compiled_model_gives_the_same_tokens(make_plan: Callable[..., Plan], 
     serve(requests, tmp_path)
     for request in requests:
         request.assert_same()
-
-
-def shorter_values(make_plan: Callable[..., Plan]) -> Any:
-    model = small_model(small_config("llama"))
-    names = [f"model.layers.1.self_attn.{name}" for name in ("v_proj", "o_proj")]
-    return compressed(model, make_plan, dict.fromkeys(names, ("head_dim", 8)))
 
 
 def pairs(make_plan: Callable[..., Plan]) -> Any:

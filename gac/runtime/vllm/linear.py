@@ -23,7 +23,7 @@ from vllm.model_executor.layers.linear import (
 )
 
 from gac.runtime.header import Module
-from gac.runtime.vllm.project import first_rows, project
+from gac.runtime.vllm.project import first_rows, gated_linear, linear, project
 
 _SHARDS = {"q": 0, "k": 1, "v": 2, None: 0}
 """Positions of siblings by the names that vLLM loads them with; gate and up are 0 and 1."""
@@ -67,7 +67,24 @@ class _Sibling:
         return self.out_features if self.rank is None else self.rank
 
 
-class PlannedLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
+class DenseLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
+    """Multiplies as the engine does, but on a GPU with the kernels for few rows.
+
+    Attributes:
+        activation: the module ``silu(gate) * up`` that follows, where this runs it too.
+    """
+
+    activation: nn.Module | None = None
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if x.is_cuda and self.activation is not None and bias is None:
+            gated: Tensor = gated_linear(x, layer.weight)
+            return gated
+        y: Tensor = linear(x, layer.weight, bias) if x.is_cuda else super().apply(layer, x, bias)
+        return y if self.activation is None else self.activation(y)
+
+
+class PlannedLinearMethod(DenseLinearMethod):
     """Multiplies by the weights of a layer, of which some are low-rank pairs or narrower.
 
     ``layer.weight`` holds what reads the input: first factors and dense weights, in the order of ``first_rows``.
@@ -158,7 +175,8 @@ class PlannedLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         ranks, sizes = zip(*((sibling.rank or 0, sibling.out_features) for sibling in self._siblings), strict=True)
         tokens = x.reshape(-1, x.shape[-1])  # transformers' code has a batch
         y: Tensor = project(tokens, layer.weight, layer.second, bias, list(ranks), list(sizes), self._strided)
-        return y.view(*x.shape[:-1], y.shape[-1])
+        y = y.view(*x.shape[:-1], y.shape[-1])
+        return y if self.activation is None else self.activation(y)
 
 
 def _processes(layer: Any) -> int:

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from vllm import ModelRegistry
+from vllm.model_executor.layers.activation import SiluAndMul
 
 from gac.runtime.vllm.check import checked_header, warn_of_version
 from gac.runtime.vllm.heads import BACKEND, FewerHeads
+from gac.runtime.vllm.linear import DenseLinearMethod
 from gac.runtime.vllm.planned import PlannedConfig
 from gac.runtime.vllm.skip import skip
 
@@ -64,6 +66,8 @@ class _Compressed:
             constant = header.modules[self._skipped[block["block"]]].module == "Constant"
             name, norms = planned.name_of(block["block"]), [planned.name_of(norm) for norm in block["norms"]]
             skip(self, vllm_config, {**block, "block": name, "norms": norms}, constant)
+        if vllm_config.lora_config is None:  # an adapter adds to gate and up before their activation
+            _join_activations(self)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the tensors of a checkpoint; the names of factors become those of parameters here."""
@@ -81,3 +85,13 @@ class _Compressed:
                 name = name.replace(old, new)
             transposed = name.endswith(".weight") and name.removesuffix(".weight") in self._transposed
             yield name, tensor.t() if transposed else tensor
+
+
+def _join_activations(model: Any) -> None:
+    """Let gate and up run the activation that follows, so that one launch does both where there is one token."""
+    for module in model.modules():
+        activation = getattr(module, "act_fn", None)
+        gate_up: Any = getattr(module, "gate_up_proj", None)
+        if type(activation) is SiluAndMul and isinstance(getattr(gate_up, "quant_method", None), DenseLinearMethod):
+            gate_up.quant_method.activation = activation
+            module.act_fn = nn.Identity()

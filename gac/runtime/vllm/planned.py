@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 
 from gac.runtime.header import Module
-from gac.runtime.vllm.linear import PlannedLinearMethod
+from gac.runtime.vllm.linear import DenseLinearMethod, PlannedLinearMethod
 
 _ABSENT = ("Absent", "Constant")
 
@@ -49,7 +49,7 @@ class PlannedConfig(QuantizationConfig):  # type: ignore[misc]
         modules = [self.modules.get(sibling) for sibling in names]
         self.used |= self.modules.keys() & set(names)
         if not any(modules):
-            return UnquantizedLinearMethod()
+            return DenseLinearMethod()
         absent = [module is not None and module.module in _ABSENT for module in modules]
         return AbsentLinearMethod() if all(absent) else PlannedLinearMethod(modules)
 
