@@ -93,8 +93,9 @@ class Request:
         return gaps
 
     def assert_same(self) -> None:
-        """Fail unless vLLM wrote all tokens of ``generate``, with their probabilities."""
+        """Fail unless vLLM wrote all tokens of ``generate``, with their probabilities, and cached what attends."""
         answer = self.answer()
+        assert answer["caches"] == LAYERS - 1  # ``changes`` skips one attention
         assert answer["tokens"] == self.expected["tokens"], self.directory
         for logprobs, others in zip(answer["logprobs"], self.expected["logprobs"], strict=True):
             assert logprobs == pytest.approx(others, abs=EXACT)

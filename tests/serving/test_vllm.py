@@ -127,6 +127,25 @@ def test_an_engine_without_the_plugin_says_what_to_install(
     assert "for vLLM run: pip install gpu-aligned-compression" in request.log
 
 
+REGISTERED_TWICE = """
+import sys, vllm
+from vllm.transformers_utils.config import _CONFIG_REGISTRY
+from gac.runtime.vllm import register
+
+register()
+first = dict(vllm.ModelRegistry.models), dict(_CONFIG_REGISTRY)
+register()
+assert first == (dict(vllm.ModelRegistry.models), dict(_CONFIG_REGISTRY))
+assert "GacLlamaForCausalLM" in first[0]
+assert not sys.modules.keys() & {"gac.runtime.vllm.model", "gac.runtime.modules", "gac.plan", "msgspec"}
+"""
+
+
+def test_the_plugin_is_registered_twice_and_loads_no_model() -> None:
+    done = subprocess.run([PYTHON, "-c", REGISTERED_TWICE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_another_version_of_the_engine_is_a_warning() -> None:
     code = (
         "import vllm; vllm.__version__ = '9.0'; from gac.runtime.vllm.check import warn_of_version; warn_of_version()"

@@ -1,4 +1,4 @@
-"""Greedy tokens of vLLM, run by vLLM's own Python: ``python vllm_worker.py REQUESTS.json``.
+"""Greedy tokens of vLLM, and the number of its KV caches: ``python vllm_worker.py REQUESTS.json``, by its own Python.
 
 Each request runs in a process of its own, forked after the imports, which take longer than a small model.
 """
@@ -51,7 +51,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         [chosen[token].logprob for token, chosen in zip(output.token_ids, output.logprobs, strict=True)]
         for output in outputs
     ]
-    return {"tokens": tokens, "logprobs": logprobs}
+    caches = len(engine.collective_rpc("get_kv_cache_spec")[0])
+    return {"tokens": tokens, "logprobs": logprobs, "caches": caches}
 
 
 if __name__ == "__main__":

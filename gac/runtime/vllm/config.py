@@ -1,5 +1,6 @@
 """Configs of compressed models as vLLM takes them: the dense model's, with the key ``gac``."""
 
+from functools import cache
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PretrainedConfig
@@ -7,6 +8,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 from gac.runtime.contract import COMPRESSED, QUANTIZATION, chooses_code
 
 
+@cache
 def make_config(model_type: str) -> type[PretrainedConfig]:
     """Make the class that vLLM opens the config of a compressed model with.
 

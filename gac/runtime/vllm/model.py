@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from vllm import ModelRegistry
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.model_executor.layers.activation import SiluAndMul
 
 from gac.runtime.vllm.check import checked_header, warn_of_version
@@ -48,12 +49,13 @@ class _Compressed:
         config = vllm_config.model_config.hf_config
         header = checked_header(config)
         if vllm_config.quant_config is not None:
-            name = vllm_config.quant_config.get_name()
+            name = vllm_config.model_config.quantization
             raise ValueError(f"quantization {name} of a compressed model; expected none. Leave --quantization out.")
         stages = vllm_config.parallel_config.pipeline_parallel_size
         if stages > 1:
             raise ValueError(f"pipeline_parallel_size is {stages}; expected 1. Use --tensor-parallel-size.")
-        warn_of_version()
+        if get_tensor_model_parallel_rank() == 0:
+            warn_of_version()
         packed = {**_PACKED, **(getattr(self, "packed_modules_mapping", None) or {})}
         planned = PlannedConfig(header.modules, packed)
         vllm_config.quant_config = planned

@@ -24,7 +24,8 @@ def skip(model: Any, vllm_config: Any, skipped: Skipped, constant: bool) -> None
     silent = not getattr(last, "reduce_results", True) and last.tp_rank > 0
     model.set_submodule(path, SkippedBlock(output, size, vllm_config.model_config.dtype, pairs, silent))
     contexts = vllm_config.compilation_config.static_forward_context
-    for name in [name for name in contexts if name.startswith(f"{path}.")]:
+    by_layer = f"{path.split('.')[-2]}.attn" if skipped["attention"] else None  # in the Transformers backend of 0.26
+    for name in [name for name in contexts if name.startswith(f"{path}.") or name == by_layer]:
         del contexts[name]
     for name in skipped["norms"]:
         norm = SkippedNorm()
