@@ -138,7 +138,7 @@ def request(options: dict[str, Any]) -> dict[str, Any]:
     """
     file, tokenizer, step = (options.pop(name) for name in ("recipe_file", "tokenizer", "step"))
     if file is not None:
-        reject_options({*options, "step"}, "without --recipe, which says it too.")
+        reject_options({*options, "step"}, "without --recipe: write it in the file.")
     if step is not None and options["align"] is False:
         raise click.UsageError("--align-to goes without --no-align.", click.get_current_context())
     options |= {} if step is None else {"align": step}

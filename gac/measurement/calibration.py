@@ -274,7 +274,7 @@ def _with_eta(tick: Tick, windows: int, layers: int, lowest: int) -> Tick:
         times.append(time.monotonic())
         if len(times) == 2 * windows:
             seconds = (times[-1] - times[windows - 1]) * (layers + BACK * (layers - lowest))
-            rest = "decomposing the layers comes on top, which the first one will tell"
+            rest = "then the layers are decomposed, and the first one shows how long that takes"
             logger.info("calibrating on %d windows: %s; %s", windows, rough_duration(seconds), rest)
         tick()
 

@@ -212,7 +212,7 @@ def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
     where = f"and factors in {folder}" if stored else f"not kept on disk, factors in {folder}"
     yield (
         f"{len(sites)} sites; calibration on {texts.windows} windows of {texts.length} tokens of {texts.name}; "
-        f"{moment_bytes(sites, attended) / 1e9:.2g} GB of statistics {where}, used again where they are there"
+        f"{moment_bytes(sites, attended) / 1e9:.2g} GB of statistics {where}, reused where they exist"
     )
     if recipe.measure.shots == 2:
         times = "twice" if kept_on_disk(sites) else "three times"
