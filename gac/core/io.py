@@ -28,8 +28,7 @@ def home() -> Path:
 def destination(path: Path, directory: bool = False) -> Path:
     """Return the path to write a file, or a directory, to in place of ``path``: symlinks are followed, and stay.
 
-    Raises:
-        OSError: something else is there (a device, a FIFO), symlinks lead nowhere, or the name is not UTF-8.
+    An OSError says if something else is there (a device), symlinks lead nowhere, or the name is not UTF-8.
     """
     try:
         str(path).encode()
