@@ -23,7 +23,6 @@ _OPTIONS = {"text": "--calibration", "forms": "--form", "schemes": "--scheme", "
 
 
 def summary(plan: PlanRecord) -> str:
-    """A dozen lines of plain text."""
     measured = plan.measured
     origin = f"method {plan.recipe.measure.method}" if measured.predicted else "as others pruned it"
     title = f"GAC plan for {measured.model} ({measured.family}), {origin}, made with GAC {plan.gac_version}"
@@ -31,7 +30,6 @@ def summary(plan: PlanRecord) -> str:
 
 
 def lines(rows: Iterable[tuple[str, str]]) -> str:
-    """Facts as plain text, aligned."""
     return "\n".join(f"{label:<13}{value}".replace("\n", f"\n{'':13}") for label, value in rows)
 
 
@@ -145,7 +143,6 @@ def stored(plan: PlanRecord) -> str:
 
 
 def rule_of(plan: PlanRecord) -> str | None:
-    """The rule that made it; None for the exact choice."""
     return None if plan.recipe.rule == "loss" else plan.recipe.rule
 
 

@@ -85,7 +85,6 @@ class Core:
 
     @property
     def root(self) -> States:
-        """The default choice."""
         return np.zeros((len(self.free) + 3, 1), dtype=np.int64)
 
     @property
@@ -95,7 +94,6 @@ class Core:
 
     @cached_property
     def least(self) -> Ints:
-        """The smallest reduced value of each group."""
         return np.minimum.reduceat(self.reduced, self.starts[:-1]) if len(self.reduced) else self.reduced
 
     @cached_property
