@@ -16,8 +16,6 @@ from gac.plan.recipe import Deployment, Recipe, Space
 from gac.plan.record import Limit, PlanRecord, SingleGpuComparison, WorkloadLatency
 from gac.schemes import scheme_named
 
-"""Name of the dense model in which all weights that read the same input share their first GEMMs."""
-
 _REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
 _OPTIONS = {"text": "--calibration", "forms": "--form", "schemes": "--scheme", "workloads": "--workload"}
 

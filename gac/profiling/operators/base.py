@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -161,8 +162,8 @@ class Operator(Runner):
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         """List what one launch reads: activations first, then weights, then scales."""
-        activations, *weights = (_sizes(names, axes) for names in self.reads)
-        return Operand(activations, numbers_of(dtype)), *(Operand(sizes, dtype) for sizes in weights)
+        dtypes = chain([numbers_of(dtype)], repeat(dtype))
+        return tuple(Operand(_sizes(names, axes), numbers) for names, numbers in zip(self.reads, dtypes, strict=False))
 
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         """List what one launch writes: intermediates first, results last."""

@@ -89,9 +89,9 @@ def time_in_lockstep(
 ) -> None:
     if ranks.leads:
         run_sweep(points, path, Lockstep(measurer, ranks), header, passes, seconds)
-        ranks.once(_end)
+        ranks.once(lambda: None)  # the end
         return
-    while (broadcast := ranks.once(_end)) is not None:
+    while (broadcast := ranks.once(lambda: None)) is not None:
         try:
             measurer.measure(*broadcast)
         except DeviceLostError as lost:
@@ -112,10 +112,6 @@ class Lockstep:
     def launches(self, points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
         """Look up none: that would run a collective on this rank alone."""
         return [()] * len(points)
-
-
-def _end() -> tuple[Point, bool] | None:
-    return None
 
 
 def _estimate(points: Sequence[Point], path: str | Path | None, passes: int) -> Estimate:
