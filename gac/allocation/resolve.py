@@ -85,7 +85,6 @@ def engine_of(recipe: Recipe, config: Any, profile: Profile, method: "Method") -
 
 
 def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, Step]:
-    """Return whole steps of the dense model in the engine, by workload, where the profile has them."""
     if run.engine == TRANSFORMERS.name or run.tensor_parallel > 1:
         return {}
     steps = {}

@@ -254,8 +254,6 @@ def variants_of(forms: Iterable[Form], weight: Weight) -> Iterator[Form]:
 
 
 class Dense(Form):
-    """The weight as it is."""
-
     name = "dense"
     symbol = "-"
     meaning = "dense, as it was"
