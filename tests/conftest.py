@@ -1,6 +1,7 @@
 """Shared fixtures: a tiny random Llama, a byte-level tokenizer, text, and plans for the model."""
 
 import copy
+import gc
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -73,6 +74,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: the collector of garbage need not look at it again and again, nor often."""
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests keep what they measure to themselves, and ask no hub."""
@@ -135,6 +142,16 @@ def _triton_patched_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter, "_patch_lang", patched)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _small_blocks() -> Iterator[None]:
+    """Tiny matrices are quantised in several blocks of rows and pieces of columns, as large ones are: that takes a
+    seventh of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gac.schemes.feedback.rounding.ROWS", 16)
+        patch.setattr("gac.schemes.feedback.order.COLUMNS", 32)
         yield
 
 

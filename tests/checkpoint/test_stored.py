@@ -45,7 +45,7 @@ def test_it_is_saved_loaded_and_generates(model_type: str, make_plan: MakePlan, 
     assert held_bytes(tensors, model.gac_plan) == planned
     loaded = gac.load(tmp_path, device="cpu")
     assert torch.equal(logits(loaded), logits(model))
-    given: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+    given: dict[str, Any] = {"max_new_tokens": 2, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
     assert torch.equal(loaded.generate(IDS, **given), model.generate(IDS, **given))
 
 
