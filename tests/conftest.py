@@ -42,9 +42,11 @@ from gac.plan.plan import (
 from gac.plan.recipe import Recipe
 from gac.profiling.folders import find_profile, shipped_profiles
 from gac.profiling.table import Profile
+from gac.schemes.feedback import order, rounding
 from gac.testing import models
 from tests.small_pipeline import Small
 
+USUAL_ROWS, USUAL_COLUMNS = rounding.ROWS, order.COLUMNS
 Changes = Mapping[str, tuple[str, int]]
 SLOW = (
     "test_smollm2.py",
@@ -150,9 +152,16 @@ def _small_blocks() -> Iterator[None]:
     """Tiny matrices are quantised in several blocks of rows and pieces of columns, as large ones are: that takes a
     seventh of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gac.schemes.feedback.rounding.ROWS", 16)
-        patch.setattr("gac.schemes.feedback.order.COLUMNS", 32)
+        patch.setattr(rounding, "ROWS", 16)
+        patch.setattr(order, "COLUMNS", 32)
         yield
+
+
+@pytest.fixture
+def usual_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sizes of blocks and pieces outside these tests, where what they gain is measured."""
+    monkeypatch.setattr(rounding, "ROWS", USUAL_ROWS)
+    monkeypatch.setattr(order, "COLUMNS", USUAL_COLUMNS)
 
 
 @pytest.fixture
