@@ -31,7 +31,7 @@ FEW: dict[str, Any] = {"schemes": ("w8a16", "w4a16:32"), "forms": (), "memory": 
 @pytest.fixture
 def tied(small: Small) -> Small:
     """The pipeline on a model whose head is tied, and whose gains and features are not all alike."""
-    model = small_model(small_config("llama", tie_word_embeddings=True))
+    model = small_model(small_config("llama", tie_word_embeddings=True, num_hidden_layers=1))
     for parameter in model.parameters():
         if parameter.dim() == 1:
             parameter.data += 0.5 * torch.randn(parameter.shape)
