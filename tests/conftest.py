@@ -41,6 +41,7 @@ from gac.plan.plan import (
 )
 from gac.plan.recipe import Recipe
 from gac.profiling.folders import find_profile, shipped_profiles
+from gac.profiling.modelled.model import GpuModel
 from gac.profiling.table import Profile
 from gac.schemes.feedback import order, rounding
 from gac.testing import models
@@ -124,6 +125,7 @@ def _shipped_tables_once() -> Iterator[None]:
         patch.setattr(Profile, "load", loaded)
         patch.setattr(Profile, "latency", remembering(Profile.latency))
         patch.setattr(Profile, "modelled", remembering(Profile.modelled))
+        patch.setattr(GpuModel, "error", cache(GpuModel.error))
         yield
 
 
