@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,14 @@ def _set(change: Callable[[Any], None], value: Any, usual: Any) -> Iterator[None
         change(usual)
 
 
+@contextmanager
+def _several(*settings: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for setting in settings:
+            stack.enter_context(setting)
+        yield
+
+
 _dtype = partial(_set, torch.set_default_dtype, usual=torch.float32)
 SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
@@ -39,9 +47,11 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "float16": lambda: _dtype(torch.float16),
     "device": lambda: _set(torch.set_default_device, "meta", None),
     "inference": torch.inference_mode,
-    "deterministic": lambda: _set(torch.use_deterministic_algorithms, True, False),
-    "precision": lambda: _set(torch.set_float32_matmul_precision, "medium", "highest"),
-    "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
+    "deterministic, precision and anomalies": lambda: _several(
+        _set(torch.use_deterministic_algorithms, True, False),
+        _set(torch.set_float32_matmul_precision, "medium", "highest"),
+        torch.autograd.set_detect_anomaly(True),
+    ),
 }
 
 

@@ -68,7 +68,7 @@ def test_a_packaged_model_is_saved_in_16_bits(
 
 
 def test_a_model_made_in_16_bits_has_the_bytes_of_its_plan(small: Small, tmp_path: Path) -> None:
-    config = small_config("llama")
+    config = small_config("llama", num_hidden_layers=1)
     config.dtype = torch.float32
     pipeline = Small(small_model(config), small.tokenizer, small.text)
     plan = pipeline.allocate(**ASKED["few bits"])

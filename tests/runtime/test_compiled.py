@@ -1,19 +1,16 @@
 """Models of every form, with inputs shared or not: one graph, no recompiling, every cache, nothing kept."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from transformers import StaticCache
 
-from gac.plan.plan import Plan
 from gac.runtime.fusion.shared_gemm import FusedInput
 from tests.compression.applying import IDS, logits
-from tests.compression.compressed import compressed
+from tests.compression.compressed import MakePlan, compressed
 from tests.models.small import small_config, small_model
-
-MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 
 ATTENTION, MLP = "model.layers.0.self_attn", "model.layers.0.mlp"
 CHANGES: dict[str, dict[str, tuple[str, int]]] = {
@@ -58,6 +55,7 @@ def decoded(model: Any, run: Any, cache: Any) -> torch.Tensor:
     return torch.cat(found, 1)
 
 
+@pytest.mark.parametrize("model", [("low_rank", True)], indirect=True, ids=str)
 def test_the_whole_model_is_one_graph(model: Any) -> None:
     counting = Counting()
     compiled = torch.compile(model, backend=counting, fullgraph=True)
