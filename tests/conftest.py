@@ -1,6 +1,7 @@
 """Shared fixtures: a tiny random Llama, a byte-level tokenizer, text, and plans for the model."""
 
 import copy
+import gc
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -40,10 +41,13 @@ from gac.plan.plan import (
 )
 from gac.plan.recipe import Recipe
 from gac.profiling.folders import find_profile, shipped_profiles
+from gac.profiling.modelled.model import GpuModel
 from gac.profiling.table import Profile
+from gac.schemes.feedback import order, rounding
 from gac.testing import models
 from tests.small_pipeline import Small
 
+USUAL_ROWS, USUAL_COLUMNS = rounding.ROWS, order.COLUMNS
 Changes = Mapping[str, tuple[str, int]]
 SLOW = (
     "test_smollm2.py",
@@ -71,6 +75,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(part in item.path.as_posix() for part in SLOW):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: the collector of garbage need not look at it again and again, nor often."""
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -115,6 +125,7 @@ def _shipped_tables_once() -> Iterator[None]:
         patch.setattr(Profile, "load", loaded)
         patch.setattr(Profile, "latency", remembering(Profile.latency))
         patch.setattr(Profile, "modelled", remembering(Profile.modelled))
+        patch.setattr(GpuModel, "error", cache(GpuModel.error))
         yield
 
 
@@ -136,6 +147,23 @@ def _triton_patched_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter, "_patch_lang", patched)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _small_blocks() -> Iterator[None]:
+    """Tiny matrices are quantised in several blocks of rows and pieces of columns, as large ones are: that takes a
+    seventh of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounding, "ROWS", 16)
+        patch.setattr(order, "COLUMNS", 32)
+        yield
+
+
+@pytest.fixture
+def usual_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sizes of blocks and pieces outside these tests, where what they gain is measured."""
+    monkeypatch.setattr(rounding, "ROWS", USUAL_ROWS)
+    monkeypatch.setattr(order, "COLUMNS", USUAL_COLUMNS)
 
 
 @pytest.fixture

@@ -31,7 +31,6 @@ def total(model: Any) -> int:
 @pytest.mark.parametrize(
     ("budget", "options"),
     [
-        (0.8, {}),
         (0.3, {}),
         (0.6, {"method": "svd-llm", "rule": "sensitivity"}),
         (0.6, {"method": "svd-llm", "rule": "zero-sum:down8"}),
@@ -95,9 +94,9 @@ def test_a_smaller_cache_is_planned_compressed_and_kept(small: Small, tmp_path: 
 def test_every_layout_is_planned_compressed_and_saved(
     model_type: str, forms: tuple[str, ...], small: Small, tmp_path: Path
 ) -> None:
-    dense = small_model(small_config(model_type))
+    dense = small_model(small_config(model_type, num_hidden_layers=1))
     plan = small.allocate(0.7, forms=forms, fuse=True, model=dense)
-    assert {weight.form for weight in plan.weights} == {"dense", *forms}
+    assert {weight.form for weight in plan.weights} - {"dense"} == {*forms}
     model, _ = small.there_and_back(plan, tmp_path, dense)
     targeted = tuple(f"{weight.name}." for weight in plan.weights)
     stored = model.state_dict().items()

@@ -69,6 +69,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--no-align": {"align": False},
     "--align-to 16": {"align": 16},
     "--no-rotate": {"rotate": False},
+    "--rotate": {"rotate": True},
     "--head w8a16": {"head": "w8a16"},
     f"--profile {H100}": {"profile": H100},
     "--workload decode:2@64": {"workloads": ["decode:2@64"]},

@@ -1,5 +1,6 @@
 """A plan on disk: read back equal, refused when it contradicts itself."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,16 @@ from transformers import LlamaConfig
 
 from gac.core.errors import PlanError
 from gac.plan.plan import Candidate, Plan
-from tests.changed import edited, with_measured, with_recipe
+from gac.plan.record import WorkloadLatency
+from gac.plan.summary import allocate_command
+from tests.changed import changed_recipe, edited, with_measured, with_recipe
+from tests.compression.compressed import MakePlan
 
 CHANGES = {"model.layers.0.self_attn.q_proj": ("low_rank", 24), "model.layers.0.self_attn.o_proj": ("low_rank", 9)}
 
 
 @pytest.fixture
-def plan(tiny_config: LlamaConfig, make_plan: Callable[..., Plan]) -> Plan:
+def plan(tiny_config: LlamaConfig, make_plan: MakePlan) -> Plan:
     return make_plan(tiny_config, CHANGES)
 
 
@@ -38,6 +42,18 @@ def test_a_plan_is_read_back_equal(plan: Plan, tmp_path: Path) -> None:
         made.save(tmp_path / "plan.json")
         assert Plan.load(tmp_path / "plan.json") == made
         assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_plans_of_earlier_versions_are_read(plan: Plan, tmp_path: Path) -> None:
+    timed = WorkloadLatency("prefill:1x8", 12_000, 9_000, 14, 0, 0, fused_ns=7_000)
+    sites = tuple(replace(site, latency_ns=(None,)) for site in plan.sites)
+    recipe = changed_recipe(plan.recipe, workloads=["prefill:1x8"])
+    older = replace(plan, recipe=recipe, workloads=(timed,), sites=sites)
+    older.save(tmp_path / "plan.json")
+    with edited(tmp_path / "plan.json") as document:
+        del document["recipe"]["space"]["rotate"], document["measured"]["rotation"]
+        del document["recipe"]["space"]["head"], document["measured"]["head"], document["prediction"]["head"]
+    assert Plan.load(tmp_path / "plan.json") == older
 
 
 def test_the_summary_names_budget_forms_alignment_and_proof(plan: Plan) -> None:
@@ -113,7 +129,7 @@ def test_a_path_that_cannot_be_written_leaves_nothing(plan: Plan, tmp_path: Path
 
 
 @pytest.fixture
-def other(tiny_config: LlamaConfig, make_plan: Callable[..., Plan]) -> Plan:
+def other(tiny_config: LlamaConfig, make_plan: MakePlan) -> Plan:
     return make_plan(tiny_config, {"model.layers.0.self_attn.q_proj": ("low_rank", 16)})
 
 
@@ -136,3 +152,20 @@ def test_losses_by_different_methods_are_not_of_one_scale(plan: Plan, other: Pla
 def test_plans_for_different_models_are_not_compared(plan: Plan, other: Plan) -> None:
     with pytest.raises(PlanError, match="expected plans for the same model"):
         plan.compare(with_measured(other, model="large", digest="f" * 64))
+
+
+def test_what_is_no_default_is_told(plan: Plan) -> None:
+    asked = with_recipe(plan, fuse=True, rule="fisher:nearest32")
+    assert " --refit none --rule fisher:nearest32 --fuse \\\n" in allocate_command(asked)
+
+
+def test_what_a_plan_says_is_no_command_of_its_own(plan: Plan) -> None:
+    asked = with_recipe(plan, method="kfac | reboot", rule="uniform:$(reboot)")
+    hostile = with_measured(asked, model="tiny; reboot")
+    words = shlex.split(allocate_command(hostile))
+    assert [words[2], words[words.index("--method") + 1], words[words.index("--rule") + 1]] == [
+        "tiny; reboot",
+        "kfac | reboot",
+        "uniform:$(reboot)",
+    ]
+    assert "'tiny; reboot'" in allocate_command(hostile)

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 import gac
 from gac.healing.text import epoch_indices
@@ -17,6 +18,7 @@ from gac.measurement.documents import Documents
 from gac.measurement.similarity import check_windows
 from gac.measurement.text import TextSpec, windows_of
 from gac.measurement.texts import Texts
+from gac.testing import models
 from tests.compression.applying import logits
 from tests.small_pipeline import Small
 
@@ -30,6 +32,14 @@ def _set(change: Callable[[Any], None], value: Any, usual: Any) -> Iterator[None
         change(usual)
 
 
+@contextmanager
+def _several(*settings: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for setting in settings:
+            stack.enter_context(setting)
+        yield
+
+
 _dtype = partial(_set, torch.set_default_dtype, usual=torch.float32)
 SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
@@ -37,17 +47,32 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "float16": lambda: _dtype(torch.float16),
     "device": lambda: _set(torch.set_default_device, "meta", None),
     "inference": torch.inference_mode,
-    "deterministic": lambda: _set(torch.use_deterministic_algorithms, True, False),
-    "precision": lambda: _set(torch.set_float32_matmul_precision, "medium", "highest"),
-    "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
+    "deterministic, precision and anomalies": lambda: _several(
+        _set(torch.use_deterministic_algorithms, True, False),
+        _set(torch.set_float32_matmul_precision, "medium", "highest"),
+        torch.autograd.set_detect_anomaly(True),
+    ),
 }
+
+
+@pytest.fixture(scope="module")
+def usual(
+    tiny_tokenizer: PreTrainedTokenizerFast, prose: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Small, gac.Plan, Any]:
+    """The pipeline, a plan and the compressed model, without settings."""
+    text = tmp_path_factory.mktemp("text") / "prose.txt"
+    text.write_text(prose, encoding="utf-8")
+    small = Small(models.tiny_model(), tiny_tokenizer, text)
+    plan = small.allocate(0.7)
+    return small, plan, small.compress(plan, model=copy.deepcopy(small.model))
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_plans_do_not_depend_on_settings_which_are_as_they_were(
-    small: Small, setting: Any, prose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    usual: tuple[Small, gac.Plan, Any], setting: Any, prose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, model = small.allocate(0.7), copy.deepcopy(small.model)
+    small, plan, compressed = usual
+    model = copy.deepcopy(small.model)
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "own"))
     with setting():
         before = _state()
@@ -58,7 +83,7 @@ def test_plans_do_not_depend_on_settings_which_are_as_they_were(
         measured = gac.perplexity(ours, small.tokenizer, prose, windows=2, length=32)
         assert _state() == before
     assert small.allocate(0.7) == plan  # from what was kept
-    assert torch.equal(logits(ours), logits(small.compress(plan)))
+    assert torch.equal(logits(ours), logits(compressed))
     assert measured == gac.perplexity(ours, small.tokenizer, prose, windows=2, length=32)
     for parameter in ours.parameters():
         assert not parameter.is_inference()

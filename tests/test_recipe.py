@@ -72,6 +72,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
         ({"bos": "yes"}, "bos='yes'"),
         ({"shots": 3}, "shots=3"),
         ({"forms": "low_rnk"}, "form 'low_rnk' is unknown"),
+        ({"forms": "low_rank:2"}, "form 'low_rank:2' is unknown"),
         ({"schemes": ["int3"]}, "scheme 'int3' is unknown; expected one of bf16"),
         *(({"head": wrong}, f"head={wrong!r}") for wrong in ("w4a16", "", 8)),
         ({"align": 8.0}, "align=8.0"),

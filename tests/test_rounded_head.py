@@ -1,7 +1,6 @@
 """``head="w8a16"``: embedding and head in 8 bits, from the allocation to the checkpoint."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,12 @@ from gac.runtime.storage.embeddings import StoredEmbedding, StoredHead, TiedHead
 from gac.runtime.storage.modules import count_parameters
 from gac.schemes import scheme_named
 from tests.changed import edited, with_measured, with_recipe
-from tests.cli.commands import answer
 from tests.compression.applying import IDS, divergence, logits
+from tests.compression.compressed import MakePlan
 from tests.compression.ends import with_rounded_ends
 from tests.models.small import every_layout, small_config, small_model
 from tests.small_pipeline import Small
 
-MakePlan = Callable[..., Plan]
 ROWS, COLUMNS = 258, 64
 GIVEN: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
 
@@ -46,7 +44,7 @@ def small_llama(tied: bool, **changed: Any) -> Any:
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
 def asked(request: pytest.FixtureRequest, small: Small) -> Small:
     """The pipeline on a model of 16 bits, with a tied head and with one of its own."""
-    return Small(small_llama(request.param), small.tokenizer, small.text)
+    return Small(small_llama(request.param, num_hidden_layers=1), small.tokenizer, small.text)
 
 
 def head_of(plan: Plan) -> RoundedHead:
@@ -63,7 +61,7 @@ def held(folder: Path) -> int:
 @pytest.mark.parametrize(("tied", "rotate"), [(True, False), (False, False), (True, True)])
 def test_the_files_hold_what_the_plan_says(tied: bool, rotate: bool, small: Small, tmp_path: Path) -> None:
     """A head that is rotated is rounded by itself."""
-    pipeline = Small(small_llama(tied), small.tokenizer, small.text)
+    pipeline = Small(small_llama(tied, num_hidden_layers=1), small.tokenizer, small.text)
     options = {"memory": 0.6, "schemes": ("w8a16", "w4a16:32"), "forms": (), "rotate": rotate, "head": "w8a16"}
     plan = pipeline.allocate(None, **options)
     assert head_of(plan).shapes == ((ROWS, COLUMNS),) * (1 if tied and not rotate else 2)
@@ -138,19 +136,10 @@ def test_a_frontier_counts_it_at_every_point(asked: Small, tmp_path: Path) -> No
     assert plan.prediction.loss == pytest.approx(found.points[0].loss)
 
 
-def test_the_command_line(directory: Path, text_file: Path, tmp_path: Path) -> None:
-    words = ("--head", "w8a16", "--scheme", "w8a16", "--memory", 0.6, "--latency", "any", "-o", tmp_path / "plan.json")
-    found = answer("allocate", directory, *words, "--calibration", f"{text_file}:4x64")
-    assert found["recipe"]["space"]["head"] == "w8a16"
-    plan = Plan.load(tmp_path / "plan.json")
-    assert found["model_bytes"]["used"] == plan.model_bytes[0]
-    assert plan.prediction.head > 0
-
-
 @every_layout
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_it_is_saved_loaded_and_generates(model_type: str, tied: bool, make_plan: MakePlan, tmp_path: Path) -> None:
-    config = small_config(model_type, tie_word_embeddings=tied)
+    config = small_config(model_type, tie_word_embeddings=tied, num_hidden_layers=1)
     config.dtype = torch.bfloat16
     dense = small_model(config)
     model = with_rounded_ends(copy.deepcopy(dense), make_plan)
@@ -281,11 +270,3 @@ def test_plans_that_contradict_themselves(small: Small) -> None:
         with_recipe(plan, head="bf16")
     with pytest.raises(PlanError, match=r"prediction\.head"):
         replace(plan, prediction=replace(plan.prediction, head=0.0))
-
-
-def test_plans_of_before_are_read(small: Small, tmp_path: Path) -> None:
-    plan = small.allocate(0.8)
-    plan.save(tmp_path / "plan.json")
-    with edited(tmp_path / "plan.json") as document:
-        del document["recipe"]["space"]["head"], document["measured"]["head"], document["prediction"]["head"]
-    assert Plan.load(tmp_path / "plan.json") == plan

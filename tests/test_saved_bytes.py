@@ -31,7 +31,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 def packaged_model(small: Small, tied: bool = True) -> Small:
     """A model in float32 that goes by the name of a packaged one."""
-    model = small_model(small_config("llama", tie_word_embeddings=tied))
+    model = small_model(small_config("llama", tie_word_embeddings=tied, num_hidden_layers=1))
     model.config.name_or_path = model.name_or_path = "smollm2"
     return Small(model, small.tokenizer, small.text)
 
@@ -68,7 +68,7 @@ def test_a_packaged_model_is_saved_in_16_bits(
 
 
 def test_a_model_made_in_16_bits_has_the_bytes_of_its_plan(small: Small, tmp_path: Path) -> None:
-    config = small_config("llama")
+    config = small_config("llama", num_hidden_layers=1)
     config.dtype = torch.float32
     pipeline = Small(small_model(config), small.tokenizer, small.text)
     plan = pipeline.allocate(**ASKED["few bits"])

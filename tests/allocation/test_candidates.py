@@ -154,14 +154,6 @@ def check_optima(result: CandidateSet, everything: Choices, limits: Sequence[int
             assert solution.certificate.value == pytest.approx(best, abs=1e-12)
 
 
-def test_narrow_takes_all_weights_at_one_width() -> None:
-    result = mlp_candidates(None, "narrow")
-    narrow = (result.forms == "narrow").any(axis=1)
-    assert (result.forms[narrow] == "narrow").all()
-    assert result.dims[narrow].tolist() == [[width] * 3 for width in range(1, 24)]
-    assert result.forms[~narrow].tolist() == [["dense"] * 3]
-
-
 # --- weights that share their first GEMM ----------------------------------------------------------------------------
 
 

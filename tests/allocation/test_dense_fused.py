@@ -14,7 +14,6 @@ from gac.core.errors import PlanError
 from gac.forms.loss_curves import LossCurve
 from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site, Weight
-from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
 from gac.plan.summary import latencies
 from gac.reporting.report.charts import charts
@@ -37,10 +36,6 @@ def _problem(**asked: Any) -> Problem:
     recipe = Recipe.of(**plain | {"latency": "any", "fuse": False} | asked)
     sites = as_planned(SITES, ["low_rank"], recipe.deployment.fuse)
     return Problem(sites, curves_by(low_rank={site.name: CURVE for site in SITES}), table, recipe, MEASURED)
-
-
-def _stored(plan: Plan, **changes: Any) -> Plan:
-    return replace(plan, workloads=(replace(plan.workloads[0], **changes),))
 
 
 @pytest.mark.parametrize("fuse", [False, "auto", True])
@@ -92,10 +87,3 @@ def test_a_frontier_says_it_and_so_do_its_plans() -> None:
     for wrong in ((0,), (7000, 7000), ()):
         with pytest.raises(PlanError, match="frontier states dense_ns"):
             replace(result, dense_ns=wrong)
-
-
-def test_plans_of_earlier_versions_are_read(tmp_path: Any) -> None:
-    plan = decide(_problem()).plan
-    older = replace(plan, workloads=(replace(plan.workloads[0], fused_ns=7000),))
-    older.save(tmp_path / "older.json")
-    assert Plan.load(tmp_path / "older.json") == older

@@ -1,22 +1,39 @@
 """What each of several GPUs has of a weight, as planning counts it: the runtime's own word is the same."""
 
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from gac.allocation.decide import attach_single_gpu_comparison, decide
+from gac.allocation.latencies import INTERPOLATED, MEASURED, UNKNOWN
+from gac.allocation.split_latencies import timing_of
 from gac.compression.apply import empty_stored
-from gac.core.errors import GacError
+from gac.core.errors import GacError, PlanError, ProfileError
 from gac.core.operations import all_gather, all_reduce, linear
+from gac.core.workloads import Workload
+from gac.evaluation.shapes import planner_of_shapes
+from gac.evaluation.versions import Planner
 from gac.forms import form_named
 from gac.forms.tensor_parallel import check_splits, divides, split_gemms, split_matrices, split_operations
 from gac.models.families import family_of
 from gac.models.modules import swap_in
 from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
-from gac.plan.plan import WeightChoice
+from gac.plan.plan import Plan, WeightChoice
+from gac.plan.recipe import Deployment
+from gac.profiling.operators import OPERATORS
+from gac.profiling.records import Measurement, Point
+from gac.profiling.sweeps.collectives import collective_points
+from gac.profiling.sweeps.coverage import fused_points, model_points
+from gac.profiling.table import Profile
 from gac.runtime.parallel.division import cuts_of
 from gac.schemes import scheme_named
+from tests.headers import make_profile
 from tests.models.small import small_config, small_model, weights_of
 
 BF16, W4A16 = scheme_named("bf16"), scheme_named("w4a16")
@@ -143,3 +160,137 @@ def test_heads_that_cannot_be_divided_are_named_with_the_numbers_of_gpus_that_di
     with pytest.raises(GacError) as error:
         check_splits(family_of(shapes).sites(shapes), gpus)
     assert str(error.value).startswith(message)
+
+
+DECODE = Workload.parse("decode:1@1024")
+GPUS = 4
+LOW_RANK = form_named("low_rank")
+
+
+def ns_of(point: Point) -> float:
+    """1 us and a ns for each 1000 bytes, three times as long where a size is odd; 8 us and as much for a collective."""
+    operation = point.operation
+    moved = OPERATORS.get(operation.operator).bytes(operation.axes, point.dtype) / 1000
+    if "gpus" in operation.axes:
+        return 8000 + moved
+    return (1000 + moved) * (3 if any(size % 8 for axis, size in operation.shape if axis != "m") else 1)
+
+
+def table(collectives: bool = True) -> Profile:
+    points = [*model_points("llama-3-8b", [DECODE]), *model_points("llama-3-8b", [DECODE], gpus=GPUS)]
+    points += fused_points("llama-3-8b", [DECODE], gpus=GPUS)
+    points += collective_points(GPUS, [DECODE]) if collectives else ()
+    return make_profile([Measurement.of(item, ns_of(item), 0.0, 10, 1980, True) for item in dict.fromkeys(points)])
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return table()
+
+
+@pytest.fixture(scope="module")
+def planner(profile: Profile) -> Planner:
+    return planner_of_shapes("llama-3-8b", [DECODE], profile, layers=1, gpus=GPUS)
+
+
+@pytest.fixture(scope="module")
+def plan(planner: Planner) -> Plan:
+    problem = planner.problem_of(0.7, forms=("low_rank", "narrow"), fuse="auto", latency=None, slack=None)
+    return attach_single_gpu_comparison(problem, decide(problem)).plan
+
+
+def test_a_weight_takes_what_its_parts_and_its_collectives_take(profile: Profile) -> None:
+    timing = timing_of(profile, Deployment(workloads=(str(DECODE),), tensor_parallel=GPUS))
+    for weight, runs in (
+        (Q, [linear(1, 4096, 128), all_gather(GPUS, 1, 512), linear(1, 512, 1024)]),
+        (O, [linear(1, 1024, 512), all_reduce(GPUS, 1, 512), linear(1, 512, 1024), all_gather(GPUS, 1, 4096)]),
+    ):
+        latency, how = timing.of_weight(LOW_RANK, weight, np.array([512]))
+        assert latency[0, 0] == sum(ceil(ns_of(Point(item))) for item in runs)
+        assert how[0, 0] == MEASURED
+
+
+def test_between_measured_collectives_latency_is_read_off_the_line(profile: Profile) -> None:
+    timing = timing_of(profile, Deployment(workloads=(str(DECODE),), tensor_parallel=GPUS))
+    rank = 64 * 23
+    assert profile.point(all_gather(GPUS, 1, rank)) is None
+    latency, how = timing.of_weight(LOW_RANK, Q, np.array([rank]))
+    expected = sum(ns_of(Point(item)) for item in (linear(1, 4096, rank // GPUS), linear(1, rank, 1024)))
+    assert latency[0, 0] == pytest.approx(expected + ns_of(Point(all_gather(GPUS, 1, rank))), rel=0.02)
+    assert how[0, 0] == INTERPOLATED
+    latency, _ = profile.latency("all_gather", {"gpus": GPUS, "m": 1}, "n", np.array([16, 40, 2**16]))
+    assert latency.tolist() == [UNKNOWN, ceil(ns_of(Point(all_gather(GPUS, 1, 40)))), UNKNOWN]
+    assert not any(item.operator.startswith("all_") for item in profile.sweeps())
+
+
+def test_every_gpu_has_equal_sound_parts_and_the_plan_says_what_else_one_gpu_would_have(plan: Plan) -> None:
+    assert plan.gpus == GPUS
+    for item in plan.weights:
+        assert item.divides(GPUS)
+        divided = GPUS if item.form == "narrow" or (item.form, item.weight.split) == ("low_rank", "out") else 1
+        assert item.form == "dense" or item.dim % (8 * divided) == 0
+    assert plan.aligned_fraction == 1
+    (run,) = plan.workloads
+    assert (run.unknown, run.modelled) == (0, 0)
+    assert run.plan_ns <= run.dense_ns
+    assert plan.one_gpu is not None
+    assert sum(plan.one_gpu.forms.values()) == plan.budget.total
+    said = [line.strip() for line in plan.summary().splitlines()]
+    each = plan.budget.used // GPUS
+    assert any(line.startswith(f"split        over 4 GPUs, each with {each:,} parameters") for line in said)
+    (theirs,) = plan.one_gpu.latency_ns
+    assert theirs > run.plan_ns
+    ratios = f"{theirs / run.dense_ns:.3f}x of dense, this one takes {run.plan_ns / run.dense_ns:.3f}x"
+    assert f"decode:1@1024: it would take {ratios}" in said
+
+
+def test_such_a_plan_is_kept_and_read_and_a_false_one_refused(plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    text = (tmp_path / "plan.json").read_text()
+    (tmp_path / "false.json").write_text(text.replace('"tensor_parallel": 4', '"tensor_parallel": 3'))
+    with pytest.raises(PlanError, match=r"plan for 3 GPUs has .* expected what they divide into equal parts"):
+        Plan.load(tmp_path / "false.json")
+
+
+def test_a_table_without_collectives_is_refused_with_the_command_that_measures_them(planner: Planner) -> None:
+    alone = replace(planner, problem=replace(planner.problem, profile=table(collectives=False)))
+    words = r"without all_reduce of 4,096 columns on 4 GPUs .* torchrun --nproc-per-node 4 -m gac profile --collectives"
+    with pytest.raises(ProfileError, match=words):
+        alone.plan_by_default(0.7)
+    assert alone.plan(0.7).workloads[0].plan_ns is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_parallel": 3}, "tensor_parallel=3 for a model with 8 key-value heads; expected a number of GPUs"),
+        (
+            {"forms": ("latent",), "latency": "any"},
+            "form latent of weights that are split over 4 GPUs; expected a form of which some dim leaves each GPU",
+        ),
+        (
+            {"forms": ("head_dim", "narrow"), "align": 4096},
+            "form head_dim of weights that are split over 4 GPUs, aligned to 4096; expected a form of which some dim",
+        ),
+    ],
+)
+def test_what_cannot_be_split_is_refused(options, message, planner: Planner) -> None:
+    with pytest.raises(GacError) as error:
+        planner.plan_by_default(0.7, **options)
+    assert str(error.value).startswith(message)
+
+
+def test_what_is_gathered_from_a_shared_gemm_is_gathered_at_once(profile: Profile) -> None:
+    timing = timing_of(profile, Deployment(workloads=(str(DECODE),), tensor_parallel=GPUS))
+    dense, dims = form_named("dense"), np.array([512, 1024])
+    single, full = timing.shared_width(LOW_RANK, Q, dims), timing.shared_width(dense, Q, np.array([4096]))
+    assert single.tolist() == [[128, 512], [256, 1024]]  # features of a GPU, and numbers of all
+    assert full.tolist() == [[1024, 0]]
+    assert timing.no_width(2).tolist() == [[0, 0], [0, 0]]
+    latency, how = timing.of_shared(Q, single[:1] + single[1:] + full)
+    runs = linear(1, 4096, 128 + 256 + 1024), all_gather(GPUS, 1, 512 + 1024)
+    assert latency[0, 0] == pytest.approx(sum(ns_of(Point(item)) for item in runs), abs=2)
+    assert how[0, 0] == MEASURED
+    after, _ = timing.after_fused(LOW_RANK, Q, dims)
+    assert after[:, 0].tolist() == [ceil(ns_of(Point(linear(1, dim, 1024)))) for dim in dims.tolist()]

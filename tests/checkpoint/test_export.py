@@ -1,6 +1,5 @@
 """Compressed models as models of their stock architecture, opened by transformers alone."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,9 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 import gac
 from gac.core.errors import CheckpointError
-from gac.plan.plan import Plan
 from tests.compression.applying import logits
-from tests.compression.compressed import WIDTH, changes_of, compressed, small_compressed
+from tests.compression.compressed import WIDTH, MakePlan, changes_of, compressed, small_compressed
 from tests.models.small import every_layout, small_config, small_model, weights_of
-
-MakePlan = Callable[..., Plan]
 
 
 def opened(place: Path) -> Any:
@@ -107,10 +103,3 @@ def test_a_merged_model_keeps_its_dtype_and_says_that_nothing_is_won(
     assert {parameter.dtype for parameter in opened(tmp_path / "merged").parameters()} == {torch.bfloat16}
     assert "a merged model has the dense model's dims: it is neither smaller nor faster" in caplog.messages
     assert "neither smaller nor faster" in (tmp_path / "merged" / "README.md").read_text()
-
-
-def test_a_directory_in_use_is_left_alone(make_plan: MakePlan, tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("kept")
-    with pytest.raises(CheckpointError, match="expected a new or empty directory"):
-        gac.export(narrower("llama", make_plan), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

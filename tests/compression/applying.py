@@ -1,5 +1,7 @@
 """A plan applied to a random model, as the pipeline does it, and what the model then says."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -10,7 +12,9 @@ from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import as_planned
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import fit_layers
+from gac.measurement.store import StatisticsStore, temporary_store
 from gac.models.families import family_of
+from gac.models.loading import model_digest
 from gac.models.modules import swap_in
 from gac.plan.plan import Plan
 
@@ -19,13 +23,21 @@ IDS = torch.arange(40).reshape(2, 20)
 
 def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac", ids: Tensor = IDS) -> PreTrainedModel:
     sites = as_planned(family_of(model.config).sites(model.config), plan.recipe.space.forms, fused=False)
-    run = CalibrationRun(model, ids, METHODS.get(method), progress=False)
+    how = METHODS.get(method)
+    store = _store(model_digest(model, ()), how.name, ids.numpy().tobytes())
+    run = CalibrationRun(model, ids, how, store=store, progress=False)
     fits = fit_layers(run, sites, forms=plan.recipe.space.forms)
     modules = build_modules(run, plan.weights, changed_sites(plan, sites), fits)
     if plan.recipe.refit != "none":
         modules = refit(run, modules, plan.weights, plan.recipe.refit, sites, fits)
     swap_in(model, modules)
     return model
+
+
+@lru_cache(maxsize=2)
+def _store(model: str, method: str, ids: bytes) -> StatisticsStore:
+    """What was measured of a model is found again where another plan is applied to it right after."""
+    return temporary_store()
 
 
 def logits(model: PreTrainedModel) -> Tensor:

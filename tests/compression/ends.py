@@ -1,6 +1,5 @@
 """Models of which only embedding and head are rounded."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +8,7 @@ from gac.measurement.embeddings import check_embeddings, embedding_shapes, quant
 from gac.plan.evidence import RoundedHead
 from gac.plan.plan import Plan
 from gac.schemes import scheme_named
-
-MakePlan = Callable[..., Plan]
+from tests.compression.compressed import MakePlan
 
 
 def with_rounded_ends(model: Any, make_plan: MakePlan) -> Any:

@@ -1,6 +1,6 @@
 """Small models in which forms and schemes are mixed, as ``gac.compress`` returns them, with random weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
@@ -20,9 +20,9 @@ from gac.runtime.finish import finish
 from gac.runtime.storage.modules import stored_modules
 from gac.schemes import scheme_named
 from tests.changed import with_measured, with_recipe
+from tests.compression.compressed import MakePlan
 from tests.models.small import small_config, small_model
 
-MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 SCHEMES = ("w8a16", "w4a16", "bf16", "w3a16:32", "w2a16:24")
 CHOOSY = ("fp8", "w8a8")  # which take some dims alone
 RANK, WIDTH, LENGTH = 10, 90, 10  # no multiples of what a word holds

@@ -1,7 +1,6 @@
 """From a plan to a smaller model; pairs for each group of heads, and shorter value vectors in every family."""
 
 import copy
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -15,14 +14,12 @@ from gac.forms.latent import Latent
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of, supported
 from gac.models.sites import Weight
-from gac.plan.plan import Plan
 from gac.runtime.finish import Description, finish
-from gac.runtime.modules import BlockLinear
 from tests.changed import with_recipe
 from tests.compression.applying import IDS, applied, logits
+from tests.compression.compressed import MakePlan
 from tests.models.small import NEURONS, VALUE_LAYOUTS, has_value_weights, small_config, small_model, weights_of
 
-MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 SHORT, GROUPS, HEAD_DIM = 8, 2, 16
 K = Weight("k", 128, 96, heads=8, cached=True)
 METHODS = {"head_dim": "kfac", "latent:1": "palu:1"}
@@ -36,21 +33,6 @@ def changes(config: Any, form: str, dim: int) -> dict[str, tuple[str, int]]:
 # --- what groups of heads count -------------------------------------------------------------------------------------
 
 
-def test_it_counts_both_factors_and_caches_the_latents() -> None:
-    form = Latent(2)
-    assert (form.groups(K), form.full(K), form.max_useful_dim(K)) == (4, 32, 31)
-    assert form.params(K, 10) == 4 * (10 * 96 + 32 * 10)
-    assert form.cache.numbers(K, 10) == 40
-    assert form.cache.numbers(K, form.full(K)) == form_named("dense").cache.numbers(K, 1) == 128
-
-
-def test_the_size_of_a_group_is_part_of_the_name() -> None:
-    assert [form_named(name).name for name in ("latent", "latent:4", "latent:2")] == ["latent", "latent", "latent:2"]
-    for name in ("latent:0", "latent:x", "low_rank:2"):
-        with pytest.raises(PlanError, match=f"form .*{name.partition(':')[0]}:"):
-            form_named(name)
-
-
 def test_heads_are_grouped_evenly() -> None:
     assert Latent(4).groups(Weight("k", 192, 576, heads=3, cached=True)) == 1
     with pytest.raises(PlanError, match="groups of 4 of the 6 heads of k; expected groups of 1, 2, 3, 6 heads"):
@@ -60,15 +42,6 @@ def test_heads_are_grouped_evenly() -> None:
 def test_only_keys_and_values_take_it() -> None:
     taking = [name.rpartition(".")[2] for name in changes(small_config("llama"), "latent:2", 1)]
     assert taking == ["k_proj", "v_proj"] * 2
-
-
-def test_the_second_factors_are_a_block_diagonal() -> None:
-    torch.manual_seed(0)
-    blocks = BlockLinear(4, 3, 5, True, dtype=torch.float64)
-    for parameter in blocks.parameters():
-        torch.nn.init.normal_(parameter)
-    x = torch.randn(2, 7, 12, dtype=torch.float64)
-    torch.testing.assert_close(blocks(x), x @ torch.block_diag(*blocks.weight).T + blocks.bias)
 
 
 # --- every architecture with values of their own --------------------------------------------------------------------
@@ -136,15 +109,6 @@ def test_at_the_full_dim_nothing_is_lost_and_a_bias_comes_along(form: str, confi
     assert (logits(full) - before).abs().max() < 1e-4 * before.abs().max()
 
 
-def test_generation_with_a_cache_equals_generation_without(small: Any) -> None:
-    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
-    without = small.generate(IDS, use_cache=False, **options)
-    for implementation in ("eager", "sdpa"):
-        small.set_attn_implementation(implementation)
-        assert torch.equal(small.generate(IDS, **options), without)
-    assert torch.equal(small.generate(IDS, cache_implementation="static", **options), without)
-
-
 def test_inputs_can_be_fused(small: PreTrainedModel, form: str) -> None:
     other = copy.deepcopy(small)
     finish(
@@ -162,21 +126,6 @@ def test_inputs_can_be_fused(small: PreTrainedModel, form: str) -> None:
 def test_a_dense_plan_changes_nothing(refit: str, tiny_model: LlamaForCausalLM, make_plan: MakePlan) -> None:
     dense, plan = logits(tiny_model), with_recipe(make_plan(tiny_model.config, {}), refit=refit)
     assert torch.equal(logits(applied(tiny_model, plan)), dense)
-
-
-def test_the_dims_are_those_of_the_plan(
-    tiny_model: LlamaForCausalLM, tiny_config: LlamaConfig, make_plan: MakePlan
-) -> None:
-    mlp = "model.layers.0.mlp"
-    changes = {f"{mlp}.{name}": ("narrow", 48) for name in ("gate_proj", "up_proj", "down_proj")}
-    model = applied(tiny_model, make_plan(tiny_config, changes | {"model.layers.1.self_attn.q_proj": ("low_rank", 8)}))
-    narrow = model.model.layers[0].mlp
-    assert narrow.gate_proj.weight.shape == (48, 64)
-    assert narrow.up_proj.weight.shape == (48, 64)
-    assert narrow.down_proj.weight.shape == (64, 48)
-    assert model.model.layers[1].self_attn.q_proj.rank == 8
-    assert type(model) is LlamaForCausalLM
-    assert model.generate(IDS, max_new_tokens=4, do_sample=False).shape == (2, 24)
 
 
 def test_biases_follow_their_outputs(tiny_config: LlamaConfig, make_plan: MakePlan) -> None:

@@ -1,7 +1,6 @@
 """Attentions with fewer heads, in every family: which go, what that loses, what is refused."""
 
 import copy
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -19,11 +18,11 @@ from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import fit_layers
 from gac.models.families import FIXED_HEADS, family_of, supported
 from gac.models.modules import swap_in
-from gac.plan.plan import Plan, WeightChoice
+from gac.plan.plan import WeightChoice
 from tests.compression.applying import IDS, applied, divergence, logits
+from tests.compression.compressed import MakePlan
 from tests.models.small import LAYOUTS, small_config, small_model, weights_of
 
-MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 HEADS = form_named("heads")
 GENERATE: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
 
@@ -54,13 +53,6 @@ def test_an_attention_is_one_site() -> None:
     assert [site.kind for site in planned] == ["q_proj+k_proj+v_proj+o_proj", "mlp"] * 2
     fused = as_planned(family_of(config).sites(config), ["heads"], fused="auto")
     assert [site.fused for site in fused] == [(0, 1, 2), (0, 1)] * 2
-
-
-def test_it_counts_query_heads_with_their_keys() -> None:
-    q, k, v, o = weights_of(small_config("llama"))[:4]  # 4 heads and 2 groups of 32, hidden 64
-    assert [HEADS.full(weight) for weight in (q, k, v, o)] == [2] * 4
-    assert [HEADS.params(weight, 1) for weight in (q, k, v, o)] == [64 * 64, 32 * 64, 32 * 64, 64 * 64]
-    assert [HEADS.cache.numbers(weight, 1) for weight in (q, k, v, o)] == [0, 32, 32, 0]
 
 
 # --- which go -------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from tests.cli.commands import run
 
 READERS = ("cliffs", "compare", "explain", "graph", "plot", "profiles", "report", "study")
 WRITES = ("-o", "--output", "--plot")
+WRITTEN = [[word] for word in WRITES]
 
 
 def runs_here(words: list[str]) -> bool:
@@ -21,7 +22,13 @@ def runs_here(words: list[str]) -> bool:
     return words[0] in READERS and stored and not measures and not any(word.isupper() for word in given)
 
 
-RUN = sorted({tuple(words) for text in PAGES.values() for words in commands(text) if runs_here(words)})
+def is_part(words: list[str], others: list[list[str]]) -> bool:
+    """Another command does the same, and writes it to a file too."""
+    return any(words == other[: len(words)] and other[len(words) : len(words) + 1] in WRITTEN for other in others)
+
+
+HERE = [words for text in PAGES.values() for words in commands(text) if runs_here(words)]
+RUN = sorted({tuple(words) for words in HERE if not is_part(words, HERE)})
 
 
 def written(words: tuple[str, ...]) -> str:

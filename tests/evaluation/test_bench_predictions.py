@@ -28,7 +28,7 @@ from gac.models.shapes import SHAPES
 from gac.plan.plan import WeightChoice
 from gac.profiling.sweeps.collectives import collective_points
 from gac.profiling.sweeps.coverage import fused_points, model_points
-from tests.allocation.test_scheme_latencies import table
+from tests.allocation.test_latencies import table
 
 NAME = "decode:1@32768"
 GPUS, DECODE = 4, Workload.parse("decode:1@1024")

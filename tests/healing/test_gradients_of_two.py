@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.distributed.herd import Ended, together
 from tests.healing import gradients_work as work
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
     assert together(2, work.every_check, tmp_path / "home", tmp_path) == Ended([0, 0], ["", ""], ["", ""])
     for rank in range(2):

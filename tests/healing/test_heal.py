@@ -67,8 +67,8 @@ def test_healing_lowers_the_loss_and_keeps_forms_dims_schemes_and_bytes(
     assert f"gac heal DIR --against 'LlamaForCausalLM in memory' --text {learned.text}" in (
         tmp_path / "healed" / "README.md"
     ).read_text("utf-8")
-    assert torch.equal(logits(learned.applied(healed.gac_plan)), logits(learned.compressed(**PLANS[case])))
     if case == "low rank":
+        assert torch.equal(logits(learned.applied(healed.gac_plan)), logits(learned.compressed(**PLANS[case])))
         gac.report(healed.gac_plan, tmp_path / "plan.html")
         assert "divergence from the dense model" in (tmp_path / "plan.html").read_text("utf-8")
 

@@ -28,7 +28,11 @@ LAYOUTS = ("llama", "cohere2", "gemma3_text", "glm", "gpt2", "granite", "olmo2",
 stacked q, k, v and LayerNorm; a factor; norms behind only and fixed heads; no gate and another name of everything;
 q, k, v and gate, up stacked."""
 
-every_layout = pytest.mark.parametrize("model_type", LAYOUTS)
+FEW = ("llama", "gemma3_text", "gpt2", "phi3")
+every_layout = pytest.mark.parametrize(
+    "model_type", [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS if name not in FEW)]
+)
+"""Four of them with the fast tests, the others with the slow ones."""
 every_family = pytest.mark.parametrize("model_type", supported())
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,9 +30,9 @@ from gac.models.linears import as_linear, check_sizes
 from gac.models.modules import last_norm_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
-from gac.plan.plan import Plan
 from gac.runtime.finish import Description, finish
 from tests.compression.applying import IDS, applied, logits
+from tests.compression.compressed import MakePlan
 from tests.models.small import (
     LAYOUTS,
     NEURONS,
@@ -44,8 +44,6 @@ from tests.models.small import (
     weights_of,
 )
 from tests.refused import assert_refused
-
-MakePlan = Callable[..., Plan]
 
 
 def full_dims(weights: Sequence[Weight]) -> dict[str, tuple[str, int]]:
@@ -126,24 +124,6 @@ def test_full_dims_lose_nothing(model_type: str, make_plan: MakePlan) -> None:
     assert (logits(full) - dense).abs().max() < 1e-4 * dense.abs().max()
 
 
-def test_parameters_are_those_of_the_plan(compressed: Any) -> None:
-    modules = [compressed.get_submodule(choice.name) for choice in compressed.gac_plan.weights]
-    counted = [p.numel() for module in modules for name, p in module.named_parameters() if name.endswith("weight")]
-    assert sum(counted) == compressed.gac_plan.budget.used
-
-
-def test_files_give_back_the_same_bits(compressed: Any, tmp_path: Path) -> None:
-    gac.save(compressed, tmp_path / "saved")
-    loaded: Any = gac.load(tmp_path / "saved")
-    assert loaded.gac_plan == compressed.gac_plan
-    assert torch.equal(logits(loaded), logits(compressed))
-
-
-def test_generation_with_the_cache_equals_generation_without(compressed: Any) -> None:
-    options: dict[str, Any] = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 6, "do_sample": False}
-    assert torch.equal(compressed.generate(IDS, **options), compressed.generate(IDS, use_cache=False, **options))
-
-
 @pytest.mark.slow
 @every_family
 def test_a_compressed_model_of_every_family_is_saved_and_loaded(
@@ -151,8 +131,12 @@ def test_a_compressed_model_of_every_family_is_saved_and_loaded(
 ) -> None:
     test_full_dims_lose_nothing(model_type, make_plan)
     model = compressed_model(model_type, make_plan)
-    test_files_give_back_the_same_bits(model, tmp_path)
-    test_generation_with_the_cache_equals_generation_without(model)
+    gac.save(model, tmp_path / "saved")
+    loaded: Any = gac.load(tmp_path / "saved")
+    assert loaded.gac_plan == model.gac_plan
+    assert torch.equal(logits(loaded), logits(model))
+    options: dict[str, Any] = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 6, "do_sample": False}
+    assert torch.equal(model.generate(IDS, **options), model.generate(IDS, use_cache=False, **options))
 
 
 def test_weights_that_read_the_same_input_can_be_fused(compressed: Any) -> None:

@@ -1,18 +1,16 @@
 """Models of every form, with inputs shared or not: one graph, no recompiling, every cache, nothing kept."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, StaticCache
+from transformers import StaticCache
 
-from gac.plan.plan import Plan
 from gac.runtime.fusion.shared_gemm import FusedInput
 from tests.compression.applying import IDS, logits
-from tests.compression.compressed import compressed
-
-MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
+from tests.compression.compressed import MakePlan, compressed
+from tests.models.small import small_config, small_model
 
 ATTENTION, MLP = "model.layers.0.self_attn", "model.layers.0.mlp"
 CHANGES: dict[str, dict[str, tuple[str, int]]] = {
@@ -25,9 +23,9 @@ STEPS = 6
 
 
 @pytest.fixture(params=[("low_rank", True), ("head_dim", False), ("latent", True)], ids=str)
-def model(request: pytest.FixtureRequest, tiny_model: LlamaForCausalLM, make_plan: MakePlan) -> LlamaForCausalLM:
+def model(request: pytest.FixtureRequest, make_plan: MakePlan) -> Any:
     form, fused = request.param
-    return compressed(tiny_model, make_plan, CHANGES[form], fused)
+    return compressed(small_model(small_config("llama", num_hidden_layers=1)), make_plan, CHANGES[form], fused)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +55,8 @@ def decoded(model: Any, run: Any, cache: Any) -> torch.Tensor:
     return torch.cat(found, 1)
 
 
-def test_the_whole_model_is_one_graph(model: LlamaForCausalLM) -> None:
+@pytest.mark.parametrize("model", [("low_rank", True)], indirect=True, ids=str)
+def test_the_whole_model_is_one_graph(model: Any) -> None:
     counting = Counting()
     compiled = torch.compile(model, backend=counting, fullgraph=True)
     with torch.no_grad():
@@ -68,7 +67,7 @@ def test_the_whole_model_is_one_graph(model: LlamaForCausalLM) -> None:
     assert all(one.read is None and one.output is None for one in shared)
 
 
-def test_steps_with_a_static_cache_are_one_graph(model: LlamaForCausalLM) -> None:
+def test_steps_with_a_static_cache_are_one_graph(model: Any) -> None:
     counting = Counting()
     cache = StaticCache(config=model.config, max_cache_len=32)
     with torch.no_grad():

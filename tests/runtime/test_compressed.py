@@ -9,15 +9,14 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from gac.plan.plan import Plan
-from tests.compression.compressed import small_compressed
+from tests.compression.compressed import MakePlan, small_compressed
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 Change = Callable[[dict[str, Any]], Any]
 
 
 @pytest.fixture
-def model(make_plan: Callable[..., Plan]) -> Any:
+def model(make_plan: MakePlan) -> Any:
     return small_compressed("llama", make_plan)
 
 
@@ -42,6 +41,11 @@ def added(name: str) -> Change:
         (
             lambda header: header.update(rounded=[{"by": "model.norm", "readers": ["model.norm"]}]),
             "expected names of a norm and of linear weights",
+        ),
+        (lambda header: header.update(rounded=7), r"expected `array`, got `int` - at `\$.rounded`"),
+        (
+            lambda header: header.update(rounded=[{"by": "a"}]),
+            r"missing required field `readers`",
         ),
         (lambda header: header.update(fused=7), r"expected `array`, got `int` - at `\$.fused`"),
         (lambda header: header.update(code="x"), "object contains unknown field `code`"),

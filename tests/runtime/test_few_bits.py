@@ -100,12 +100,12 @@ def test_tiles_may_have_other_sizes(name: str, how: Tile) -> None:
 @pytest.mark.parametrize("name", shapes([*SCHEMES, "w2a16", "w2a16:64"], [2, 3, 7]))
 def test_one_row_may_be_multiplied_in_other_sizes(name: str, dtype: torch.dtype, how: Vector, columns: int) -> None:
     """What lies far from zero is no worse: numbers have more than their value while they are multiplied."""
-    storage, held = weight(name, 40, columns)
+    storage, held = weight(name, 12, columns)
     generator = torch.Generator().manual_seed(0)
     for mean in (0, 5):
         x = (mean + torch.randn(1, columns, generator=generator)).to(DEVICE, dtype)
         found = few_bits.gemv(x, read(storage, held, columns), how)
-        expected = x.double() @ storage.values(held, 40, columns, torch.float32).double().T
+        expected = x.double() @ storage.values(held, 12, columns, torch.float32).double().T
         assert found.dtype == dtype
         assert float((found - expected).norm() / expected.norm()) < (1e-3 if dtype == torch.float16 else 8e-3)
 

@@ -240,7 +240,9 @@ def test_of_a_static_cache_what_is_there(tokens: int) -> None:
     """Its other places hold anything, and there are more parts than tiles."""
     positions = with_runs(torch.arange(200, device=DEVICE) + torch.tensor([[5], [8]], device=DEVICE))
     positions[:, tokens:] = 0
-    given = Case(tokens=200, batch=2).attention(length=torch.tensor(tokens, device=DEVICE), positions=positions)
+    given = Case(heads=1, tokens=200, size=32, batch=2).attention(
+        length=torch.tensor(tokens, device=DEVICE), positions=positions
+    )
     given.keys[:, tokens:], given.values[:, tokens:] = torch.nan, torch.nan
     assert off(given) < 1e-3
 
@@ -296,7 +298,7 @@ def test_a_captured_step_follows_positions() -> None:
 
 
 def test_tensors_may_lie_apart() -> None:
-    given = Case(batch=2).attention()
+    given = Case(heads=1, tokens=40, size=32, batch=2).attention()
     wide = given.keys.new_zeros(*given.keys.shape[:2], 3 * given.keys.shape[2])
     wide[..., : given.keys.shape[2]] = given.keys
     query = given.query.repeat(1, 1, 2, 1)[:, :, :1]
@@ -384,6 +386,7 @@ def test_a_text_in_parts_and_what_gradients_see_run_in_pytorch(make_plan: MakePl
     with torch.enable_grad():
         model(torch.zeros(2, 1, dtype=torch.long), past_key_values=DynamicCache(config=model.config))
     assert not ran
+    cache_latents(model)  # once more: hooks are put on once
     steps(model, StaticCache(model.config, max_cache_len=8), (4, 1))
     assert len(ran) == 2
 
@@ -422,10 +425,3 @@ def test_what_runs_in_pytorch_is_said_once(
     assert not ran
     assert f"latents are multiplied out in plain PyTorch at every token, which is slow: {said}" in caplog.messages
     assert len(caplog.messages) == len(set(caplog.messages))
-
-
-def test_hooks_are_put_on_once(make_plan: MakePlan, ran: list[Attention]) -> None:
-    model = sdpa_model(small_config("llama"), make_plan)
-    cache_latents(model)
-    steps(model, DynamicCache(config=model.config), (4, 1))
-    assert len(ran) == 2

@@ -195,12 +195,13 @@ def test_a_cache_that_rounds_is_refused(llama: Any, monkeypatch: pytest.MonkeyPa
         llama(IDS[:, :4], past_key_values=DynamicCache(config=llama.config), use_cache=True)
 
 
-@pytest.mark.parametrize("name", ["latent:0", "latent:int3", "latent:1:8", "latent:"])
+@pytest.mark.parametrize("name", ["latent:0", "latent:x", "latent:int3", "latent:1:8", "latent:"])
 def test_names_that_are_none_are_refused(name: str) -> None:
     with pytest.raises(gac.core.errors.GacError, match=f"form {name}; expected latent:N with a number of heads"):
         form_named(name)
 
 
 def test_names_are_those_of_plans() -> None:
-    given = ("latent:4", "latent:4:int8", "latent:int4", "latent:2:int8")
-    assert [form_named(one).name for one in given] == ["latent", "latent:int8", "latent:int4", "latent:2:int8"]
+    given = ("latent:4", "latent:2", "latent:4:int8", "latent:int4", "latent:2:int8")
+    due = ["latent", "latent:2", "latent:int8", "latent:int4", "latent:2:int8"]
+    assert [form_named(one).name for one in given] == due

@@ -15,10 +15,7 @@ from gac.runtime.plain.modeling_gac import Heads, unpack
 from gac.runtime.storage.modules import StoredLinear, plain_state, stored_modules
 from gac.runtime.storage.packed import words_of
 from gac.schemes import scheme_named
-from gac.schemes.base import storage_of
 from gac.schemes.integers.levels import pack
-
-SCHEMES = ("w8a16", "w4a16", "w4a16:24", "w3a16:32", "w2a16")
 
 
 def as_text(rows: Tensor) -> list[list[str]]:
@@ -49,17 +46,6 @@ def test_what_is_packed_is_unpacked(bits: int, columns: int) -> None:
     words = pack(numbers, bits)
     assert (words.dtype, words.shape) == (torch.int32, (5, words_of(columns, bits)))
     assert unpack(words, bits, columns).tolist() == numbers.tolist()
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("shape", [(0, 64), (64, 0), (1, 1), (3, 65), (33, 128), (10, 257)])
-def test_bytes_are_exact(name: str, shape: tuple[int, int]) -> None:
-    scheme = scheme_named(name)
-    storage = storage_of(scheme)
-    assert storage is not None
-    counted = [due for name, due in storage.tensors(*shape).items() if name not in storage.metadata]
-    tensors = [torch.empty(size, dtype=dtype) for size, dtype in counted]
-    assert sum(one.nbytes for one in tensors) == scheme.bytes(*shape)
 
 
 # --- modules --------------------------------------------------------------------------------------------------------

@@ -166,6 +166,7 @@ def test_inputs_that_several_are_told_of_change_nothing() -> None:
             assert torch.equal(scheme.quantised(matrix, shared), scheme.quantised(matrix, Inputs(moment)))
 
 
+@pytest.mark.usefixtures("usual_blocks")
 def test_gradients_that_are_correlated_lower_the_loss() -> None:
     inputs, gradients, matrix = correlated(96), correlated(150), torch.randn(150, 96, dtype=torch.float64)
 

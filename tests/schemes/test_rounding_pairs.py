@@ -52,6 +52,7 @@ def test_the_second_factor_is_solved_for_the_first_as_it_was_rounded() -> None:
     assert solved < not_solved
 
 
+@pytest.mark.usefixtures("usual_blocks")
 @pytest.mark.parametrize("name", ["w8a16", "w4a16:32", "w3a16:32"])
 @pytest.mark.parametrize(("outs", "ins"), [(96, 128), (160, 96)])
 def test_one_rounding_prices_every_rank(outs: int, ins: int, name: str) -> None:

@@ -18,7 +18,7 @@ from gac.models.attentions import heads_of
 from gac.plan.plan import WorkloadLatency
 from gac.profiling.records import Point
 from gac.tokens.presses import known_presses, press_of
-from tests.allocation.test_scheme_latencies import table
+from tests.allocation.test_latencies import table
 from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small
 

@@ -2,7 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import fields
+from importlib import import_module
 from math import prod
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import torch
@@ -13,14 +17,17 @@ from gac.runtime.modules import BlockLinear, ValueLinear
 from gac.runtime.plain import modeling_gac
 from gac.runtime.plain.modeling_gac import Heads, multiply_blocks
 from gac.runtime.storage.base import Storage, Tensors
-from gac.runtime.storage.eight_bits import Floats8, Integers8
-from gac.runtime.storage.packed import PackedIntegers
 
-STORAGES: dict[str, tuple[Callable[..., Storage], tuple[str, ...]]] = {
-    "PackedIntegers": (PackedIntegers, ("bits", "group", "zero")),
-    "Integers8": (Integers8, ()),
-    "Floats8": (Floats8, ()),
-}
+
+def _storages() -> dict[str, tuple[Callable[..., Storage], tuple[str, ...]]]:
+    """Find the storages of this folder that have a plain class, so that a new one is a file and that class."""
+    modules = {file.name for file in iter_modules([str(Path(__file__).parent)])} - {"base", "embeddings", "modules"}
+    files = [import_module(f"{__package__}.{name}") for name in sorted(modules)]
+    kinds = [getattr(file, name) for name in modeling_gac.STORAGES for file in files if hasattr(file, name)]
+    return {kind.__name__: (kind, tuple(field.name for field in fields(kind))) for kind in kinds}
+
+
+STORAGES = _storages()
 """Storages by their name in ``config.json``, and the options that make one."""
 
 

@@ -71,12 +71,11 @@ def sweep(units: Tensor, factors: Tensor, levels: Levels, before: Tensor | None 
         numbers = levels.nearest_(units.clone())
         return numbers, (units if before is None else before) - numbers
     work = units.permute(2, 0, 1).contiguous()
-    was = work if before is None else before.permute(2, 0, 1)
-    factors = factors.permute(1, 2, 0)[..., None]
     numbers, errors = torch.empty_like(work), torch.empty_like(work)
+    exact = (work if before is None else before.permute(2, 0, 1)).unbind()
+    columns = zip(exact, work.unbind(), numbers.unbind(), errors.unbind(), factors[..., None].unbind(1), strict=True)
     with single_thread():
-        for column in range(len(work)):
-            levels.nearest_(numbers[column].copy_(work[column]))
-            torch.sub(was[column], numbers[column], out=errors[column])
-            work[column + 1 :].addcmul_(factors[column, column + 1 :], errors[column], value=-1)
+        for column, (was, now, number, error, share) in enumerate(columns, 1):
+            torch.sub(was, levels.nearest_(number.copy_(now)), out=error)
+            work[column:].addcmul_(share.transpose(0, 1)[column:], error, value=-1)
     return numbers.permute(1, 2, 0), errors.permute(1, 2, 0)
