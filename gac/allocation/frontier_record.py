@@ -14,6 +14,7 @@ from gac.core.arguments import checked
 from gac.core.display import Row, Shown, Table, fields
 from gac.core.errors import PlanError
 from gac.core.io import Record
+from gac.core.workloads import Workload
 from gac.models.sites import Site
 from gac.plan.choices import REMEDY
 from gac.plan.costs import BYTES, COSTS, PARAMS, floored
@@ -246,8 +247,11 @@ def _cells(frontier: Frontier, point: FrontierPoint, axes: Mapping[str, int]) ->
         elif name in COSTS and name != PARAMS:
             cells[COSTS[name].label] = f"{frontier.amount(point, name) / (dense or 1):.4f}"
     cells |= {"loss": f"{point.loss:.4f}", "perplexity": f"{point.perplexity:,.2f}"}
-    for name, ns, dense_ns in zip(frontier.workloads, point.latency_ns, frontier.dense_ns, strict=True):
+    times = zip(frontier.workloads, point.latency_ns, frontier.dense_ns, frontier.rest_ns, strict=True)
+    for name, ns, dense_ns, rest_ns in times:
         cells[name] = "-" if ns is None or dense_ns is None else f"{ns / dense_ns:.3f}x"
+        if rest_ns:
+            cells[f"{name} tokens/s"] = "-" if ns is None else f"{Workload.parse(name).tokens_per_second(ns):,.0f}"
     return cells
 
 
@@ -262,6 +266,9 @@ def _notes(frontier: Frontier) -> Iterator[str]:
             yield f"{cost.label}: of the {axes[name]:,} {cost.unit} of the dense model"
     dense = frontier.dense_perplexity
     yield f"loss (nats a token) and perplexity predicted on calibration text, {dense:.2f} dense; latency over dense"
+    steps = [step for step in zip(frontier.workloads, frontier.dense_ns, frontier.rest_ns, strict=True) if step[2]]
+    if rates := [f"{Workload.parse(name).tokens_per_second(ns):,.0f} ({name})" for name, ns, _ in steps if ns]:
+        yield f"tokens/s of whole steps in {frontier.recipe.deployment.engine}; dense {', '.join(rates)}"
     if lost := len(points) - len(frontier.readable()):
         yield f"not shown: {lost} smaller points, beyond {READABLE:g} times the dense perplexity"
     unknown = [name for name, ns in zip(frontier.workloads, frontier.dense_ns, strict=True) if ns is None]

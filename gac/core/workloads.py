@@ -32,6 +32,10 @@ class Workload:
         """Rows of every linear layer's input: tokens of one step."""
         return self.batch * self.tokens if self.phase == "prefill" else self.batch
 
+    def tokens_per_second(self, step_ns: int) -> float:
+        """Return the tokens that steps of so many nanoseconds read (prefill) or write (decode) a second."""
+        return self.rows * 1e9 / step_ns
+
     def __str__(self) -> str:
         sign = "x" if self.phase == "prefill" else "@"
         return f"{self.phase}:{self.batch}{sign}{self.tokens}"

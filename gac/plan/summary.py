@@ -228,8 +228,7 @@ def rates(plan: PlanRecord, timed: WorkloadLatency) -> str:
     """Tokens a second of whole steps in the engine, to follow a latency; empty where the rest of a step is unknown."""
     if not timed.rest_ns or not timed.plan_ns or not timed.dense_ns:
         return ""
-    rows = Workload.parse(timed.workload).rows
-    plan_rate, dense_rate = (rows * 1e9 / ns for ns in (timed.plan_ns, timed.dense_ns))
+    plan_rate, dense_rate = map(Workload.parse(timed.workload).tokens_per_second, (timed.plan_ns, timed.dense_ns))
     return f"; {plan_rate:,.0f} tokens/s of {dense_rate:,.0f} in {plan.recipe.deployment.engine}"
 
 

@@ -24,6 +24,8 @@ from gac.plan.recipe import Recipe
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.table import Profile
+from gac.reporting.report.render import report_page
+from gac.reporting.report.sources import Sources
 from tests.allocation.small_problems import MEASURED, PREFILL, SIDE, curves_by, measured, profile, rows
 from tests.headers import make_profile
 
@@ -144,19 +146,23 @@ def test_a_limit_counts_the_rest_of_a_step() -> None:
 
 
 def test_a_frontier_over_latency_is_of_whole_steps() -> None:
-    result = frontier(problem(STEPS), points=4, limit=PREFILL)
+    result = frontier(problem(STEPS, engine="vllm"), points=4, limit=PREFILL)
     assert result.dense_ns == (32_000,)
+    assert f"{PREFILL} tokens/s" in str(result)
+    assert f"tokens/s of whole steps in vllm; dense 250,000 ({PREFILL})" in str(result)
     for number, point in enumerate(result.points):
         assert point.latency_ns[0] is not None
         assert 18_000 < point.latency_ns[0] <= point.limit <= 32_000
         assert result.plan(number).workloads[0].plan_ns == point.latency_ns[0]
 
 
-def test_the_summary_says_tokens_a_second() -> None:
+def test_the_summary_and_the_page_say_tokens_a_second() -> None:
     plan = decide(problem(STEPS, engine="vllm")).plan
     timed = plan.workloads[0]
     assert timed.plan_ns
-    assert f"; {8e9 / timed.plan_ns:,.0f} tokens/s of 250,000 in vllm" in plan.summary()
+    rates = f"; {8e9 / timed.plan_ns:,.0f} tokens/s of 250,000 in vllm"
+    assert rates in plan.summary()
+    assert rates in report_page(Sources(plan))
 
 
 def test_the_engine_s_kernels_are_looked_up() -> None:

@@ -100,7 +100,8 @@ def tiles(plan: Plan) -> list[tuple[str, str, str]]:
 def _time_tile(plan: Plan, timed: WorkloadLatency) -> tuple[str, str, str]:
     if not timed.dense_ns or not timed.plan_ns:
         return timed.workload, "unknown", f"the table {summary.lacking(timed, lossy_schemes(plan))}"
-    return timed.workload, f"{timed.plan_ns / timed.dense_ns:.3f}x", f"{duration(timed.dense_ns)} dense"
+    dense = f"{duration(timed.dense_ns)} dense{summary.rates(plan, timed)}"
+    return timed.workload, f"{timed.plan_ns / timed.dense_ns:.3f}x", dense
 
 
 # --- the proof ------------------------------------------------------------------------------------------------------
