@@ -60,7 +60,6 @@ class CandidateSet:
         return self.costs[:, self.columns.index(column)]
 
     def known(self, columns: Iterable[str]) -> NDArray[np.bool_]:
-        """Return the mask of the candidates that have all of these costs, shape ``(n,)``."""
         mask: NDArray[np.bool_] = np.all([self.cost(column) != UNKNOWN for column in columns], axis=0)
         return mask
 
@@ -91,7 +90,6 @@ class CandidateSet:
         return replace(self, **columns)
 
     def paired(self, other: "CandidateSet") -> "CandidateSet":
-        """Combine the choices of these weights, row by row, with those of other weights."""
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in _ARRAYS}
         columns: dict[str, Any] = {name: np.concatenate(pairs[name], axis=1) for name in ("forms", "schemes", "dims")}
         columns |= {name: np.add(*pairs[name]) for name in ("loss", "interpolated", "modelled", "width")}

@@ -178,7 +178,6 @@ def plan_of(
     alternatives: Sequence[tuple[Candidate, ...]] | None = None,
     speed: Speed | None = None,
 ) -> Plan:
-    """Make the plan of a problem from one candidate for each site."""
     return assemble(
         problem.sites,
         chosen,

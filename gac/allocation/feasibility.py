@@ -89,6 +89,15 @@ def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile, step
         Group(site.name, rows.params.astype(np.float64), np.column_stack([*map(rows.cost, columns)]))
         for site, rows in zip(sites, known, strict=True)
     ]
+    for column, limit in zip(columns, limits, strict=True):
+        smallest = sum(int(rows.cost(column).min()) for rows in known)
+        if smallest > limit:
+            raise BudgetError(
+                f"a latency limit of {recipe.fractions[column]:g} of the dense model for {column.removeprefix('ns:')}",
+                f"at least {_rounded_up(smallest + dense.rest_of(column), dense.amount(column))}, the smallest that "
+                f"forms {_forms(recipe)} can reach",
+                "Raise the limit of latency, or allow more forms.",
+            )
     smallest = int(knapsack(groups, limits, names=list(map(name_of, columns))).certificate.lower_bound)
     params = dense.amount(PARAMS)
     if smallest > (limit := floored(recipe.limits.budget, params)):

@@ -101,11 +101,9 @@ class Frontier(Shown, Record):
 
     @property
     def dense_params(self) -> int:
-        """Parameters of the dense targeted weights."""
         return sum(options.site.params for options in self.sites)
 
     def dense_amount(self, column: str) -> int:
-        """The amount of a cost of ``COSTS`` that the dense model takes."""
         return sum(_amounts(site.site, site.dense)[column] for site in self.sites)
 
     @cached_property
@@ -113,11 +111,9 @@ class Frontier(Shown, Record):
         return tuple(tuple(_amounts(site.site, option) for option in site.options) for site in self.sites)
 
     def amount(self, point: FrontierPoint, column: str) -> int:
-        """The amount of a cost of ``COSTS`` that a point's choice takes."""
         return sum(sizes[chosen][column] for sizes, chosen in zip(self._sizes, point.choice, strict=True))
 
     def bytes(self, point: FrontierPoint) -> int:
-        """Bytes of the targeted weights as a point chooses, scales and zero points among them."""
         return self.amount(point, BYTES)
 
     def bits(self, point: FrontierPoint) -> float:
@@ -130,7 +126,6 @@ class Frontier(Shown, Record):
         return self.measured.perplexity(0.0)
 
     def taken(self, point: FrontierPoint) -> list[Candidate]:
-        """The candidates that a point chooses, in the order of the sites."""
         return [site.options[chosen] for site, chosen in zip(self.sites, point.choice, strict=True)]
 
     @checked
@@ -169,7 +164,6 @@ class Frontier(Shown, Record):
 
     @property
     def limit_label(self) -> str:
-        """The limited resource in words."""
         return COSTS[self.limit].label if self.limit in COSTS else f"latency on {self.limit}"
 
     def readable(self) -> list[FrontierPoint]:

@@ -62,7 +62,6 @@ class Timing:
         return latency, np.full_like(latency, MEASURED)
 
     def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Latencies:
-        """Return the latencies of a weight in a form at each of the dims."""
         if not form.latency.timed and form.latency.gemm_after_fused(weight, 1, 1) is not None:  # in no table as one
             widths = self._for_all(_at_each(partial(split_fused, form, gpus=self.gpus), weight, dims))
             return add(self.of_fused(weight, widths, scheme), self._second_gemm(form, weight, dims, scheme))
@@ -257,7 +256,6 @@ def attention_latency(timing: Timing, form: Form, weight: Weight, dims: Ints) ->
 
 
 def summed_attention(timing: Timing, choices: Iterable[WeightChoice], workload: str) -> int:
-    """Sum the latency of attention, in ns, over all of these choices at a workload."""
     column = [str(other) for other in timing.workloads].index(workload)
     rows = (
         attention_latency(timing, form_named(choice.form), choice.weight, np.array([choice.dim]))[0]

@@ -38,7 +38,6 @@ LOSS = "loss"
 
 
 def name_of(column: str) -> str:
-    """The name of a cost column's limit in errors."""
     if column == LOSS:
         return "the loss limit"
     if column in COSTS:
@@ -94,7 +93,6 @@ class Problem:
         return self.dense.allowed(self.recipe)
 
     def loss_beyond_sum(self, chosen: Sequence[Candidate]) -> float:
-        """Return the loss of these candidates, one a site, beyond the sum of their losses, nats a token."""
         return self.curves.beyond_sum(
             (form, weight.name, dim)
             for site, candidate in zip(self.sites, chosen, strict=True)
@@ -193,7 +191,6 @@ class Instance:
 
 
 def as_knapsack(sets: Sequence[CandidateSet], limits: Mapping[str, int]) -> Instance:
-    """Return the knapsack of these candidates under limits by cost column."""
     known = tuple(with_known_costs(rows, limits) for rows in sets)
     groups = (Group(rows.site, rows.loss, np.column_stack([*map(rows.cost, limits)])) for rows in known)
     return Instance(known, tuple(groups), limits)

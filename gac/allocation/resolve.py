@@ -75,15 +75,16 @@ def engine_of(recipe: Recipe, config: Any, profile: Profile, method: "Method") -
         return VLLM if known and plain and VLLM.unserved(space.forms, space.schemes) is None else TRANSFORMERS
     engine = ENGINES[run.engine]
     if (unserved := engine.unserved(space.forms, space.schemes)) is not None:
-        problem, remedy = f"{unserved} for engine {engine.name}", f"Leave it out, or plan for {TRANSFORMERS.name}."
-        raise PlanError(problem, "forms and schemes that it runs at full speed", remedy)
+        served = ", ".join(form.name for form in FORMS if form.served)
+        expected = f"the forms {served} and the scheme {DEFAULT_SCHEME}, which it runs at full speed"
+        remedy = f"Leave it out, or plan for {TRANSFORMERS.name}."
+        raise PlanError(f"{unserved} for engine {engine.name}", expected, remedy)
     if engine.shares and run.fuse is False:
         raise GacError(f"fuse=False for engine {engine.name}", "shared GEMMs, which it always has", "Leave fuse out.")
     return engine
 
 
 def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, Step]:
-    """Return whole steps of the dense model in the engine, by workload, where the profile has them."""
     if run.engine == TRANSFORMERS.name or run.tensor_parallel > 1:
         return {}
     steps = {}

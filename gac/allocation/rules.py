@@ -44,9 +44,7 @@ class Exact(Rule):
 
     name = "loss"
     limits_cache = True
-
-    def decide(self, problem: Problem) -> Decision:
-        return decide(problem)
+    decide = staticmethod(decide)
 
 
 RULES: Registry[Rule] = Registry(

@@ -174,7 +174,6 @@ def curves_of(problem: Problem, form: Form) -> dict[str, LossCurve]:
 def at_ranks(
     weights: Sequence[Weight], ranks: Mapping[str, int], rounding: Rounding | None, form: Form
 ) -> dict[str, Chosen]:
-    """Return form and dim by weight name; a weight without rank, or that the form makes no smaller, stays dense."""
     dense, padded = form_named("dense"), rounding is not None and rounding.way == "pad"
     chosen = {}
     for weight in weights:

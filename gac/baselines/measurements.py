@@ -87,7 +87,9 @@ class TruncationLosses(WeightMeasurement):
                         rank = max(1, int(weight.params * fraction / (weight.out_features + weight.in_features)))
                         with _replaced(linear_at(model, weight.name).weight, second[:, :rank] @ first[:rank]):
                             name = f"a calibration window with {weight.name} at rank {rank}"
-                            losses.append((rank, _mean_loss(model, ids, name)))
+                            with frozen(model), torch.no_grad():
+                                total = sum(float(window_loss(model, window, name)) for window in ids)
+                            losses.append((rank, total / (ids.numel() - len(ids))))
                         bar.update()
                     arrays[weight.name] = np.array(losses, dtype=np.float64)
                 yield layer, arrays
@@ -108,11 +110,7 @@ def component_changes(second: Tensor, first: Tensor, gradient: Tensor) -> Floats
 def mean_gradients(
     model: nn.Module, weights: Sequence[Weight], windows: Tensor, progress: bool = True
 ) -> dict[str, Tensor]:
-    """The gradient of the loss in nats a token at each weight, float32, shape ``(out, in)``, by name.
-
-    Raises:
-        ModelError: a gradient or the loss is not finite.
-    """
+    """The gradient of the loss, nats a token, at each weight, float32 ``(out, in)``; a ModelError if not finite."""
     parameters = {weight.name: model.get_parameter(f"{weight.name}.weight") for weight in weights}
     sums = {name: torch.zeros_like(parameter, dtype=torch.float32) for name, parameter in parameters.items()}
     with frozen(model):
@@ -142,9 +140,3 @@ def _replaced(parameter: Tensor, value: Tensor) -> Iterator[None]:
             yield
         finally:
             parameter.copy_(original)
-
-
-def _mean_loss(model: nn.Module, ids: Tensor, name: str) -> float:
-    with frozen(model), torch.no_grad():
-        total = sum(float(window_loss(model, window, name)) for window in ids)
-    return total / (ids.numel() - len(ids))

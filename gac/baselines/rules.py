@@ -161,10 +161,7 @@ def most_important(
         start: the unaligned form and dim of each weight; one that is dense there stays dense.
         ranks: the ranks allowed to each weight; without any in its window it takes the nearest, without any at all it
             stays dense.
-        limit: parameters of all weights.
-
-    Raises:
-        BudgetError: the smallest candidates take more than the limit.
+        limit: parameters of all weights; a BudgetError if the smallest candidates take more.
     """
     choices = [_near(weight, start[weight.name], ranks[weight.name], window) for weight in weights]
     groups = []

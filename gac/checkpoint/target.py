@@ -38,7 +38,7 @@ def complete_directory(target: Path) -> Iterator[Path]:
     """Yield a temporary directory beside ``target``; move it there on success, remove it on failure.
 
     Raises:
-        CheckpointError: something cannot be written, or what is there is no directory.
+        CheckpointError: something cannot be written, or the target exists and is no directory.
     """
     try:
         target = destination(target, directory=True)

@@ -144,7 +144,7 @@ def _engine_bench(
     **_: Any,
 ) -> Answer:
     if not names:
-        raise click.UsageError("give models.")
+        raise click.UsageError("give models: gac bench DIR --against DENSE --engine vllm.")
     if workloads:
         reject_options({"tokens"}, "without --workload, which says how long prompts are.")
     if plot is not None and len({*names}) < 2:

@@ -198,7 +198,7 @@ def study(names: Sequence[str], every: bool, profile: str | None, output: Path |
     Without NAME, the studies are listed.
     """
     from gac.lab.studies import STUDIES
-    from gac.lab.tables import studies_table, study_tables, verdicts_table
+    from gac.lab.tables import studies_table, study_table, verdicts_table
 
     chosen = tuple(STUDIES.get(name) for name in dict.fromkeys(names))
     chosen = tuple(STUDIES) if every else chosen
@@ -219,7 +219,7 @@ def study(names: Sequence[str], every: bool, profile: str | None, output: Path |
         "problems": problems,
     }
     summary = [verdicts_table(table.header.gpu, results)] if len(results) > 1 else []
-    return Answer(document, lambda: [shown for result in results for shown in study_tables(result)] + summary)
+    return Answer(document, lambda: [*map(study_table, results), *summary])
 
 
 def _measured(studies: Sequence["Study"], output: Path | None, passes: int) -> "Profile":

@@ -29,7 +29,6 @@ def option(names: str, help: str, kind: Any = None, metavar: str | None = None, 
 
 
 def several(names: str, help: str, kind: Any = None, metavar: str | None = None, **how: Any) -> Callable[[T], T]:
-    """An option that can be repeated."""
     return option(names, f"{help} Repeatable.", kind, metavar, multiple=True, **how)
 
 
@@ -122,8 +121,6 @@ class Target(click.Path):
 
 
 class Figure(Target):
-    """A figure to draw."""
-
     def check(self, path: Path) -> None:
         from gac.reporting.page import check_figure
 

@@ -55,7 +55,6 @@ def _figure(draw: Callable[..., Any]) -> click.Command:
 
 
 def write_figure(draw: Callable[[], Any], output: Path) -> None:
-    """Draw a figure without a window, and write it."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -131,14 +131,10 @@ def recipe_options(limits: bool) -> Callable[[T], T]:
 
 
 def request(options: dict[str, Any]) -> dict[str, Any]:
-    """Convert the options of a recipe to ``recipe`` and ``tokenizer`` of ``gac.allocate``.
-
-    Raises:
-        click.UsageError: ``--recipe`` or ``--no-align`` is given with options that contradict it.
-    """
+    """Convert the options of a recipe to ``recipe`` and ``tokenizer`` of ``gac.allocate``; refuse contradictions."""
     file, tokenizer, step = (options.pop(name) for name in ("recipe_file", "tokenizer", "step"))
     if file is not None:
-        reject_options({*options, "step"}, "without --recipe, which says it too.")
+        reject_options({*options, "step"}, "without --recipe: write it in the file.")
     if step is not None and options["align"] is False:
         raise click.UsageError("--align-to goes without --no-align.", click.get_current_context())
     options |= {} if step is None else {"align": step}

@@ -27,13 +27,11 @@ def empty_module(choice: WeightChoice, bias: bool, device: torch.device | str, d
 
 
 def empty_stored(choice: WeightChoice, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
-    """The same with its matrices in the storage of the weight's scheme."""
     module, storage = empty_module(choice, bias, device, dtype), storage_of(scheme_named(choice.scheme))
     return module if storage is None else store_in(storage, module)
 
 
 def merged(choice: WeightChoice, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The dense ``weight (out, in)``, and ``bias (out,)`` where there is one, of the same function up to rounding."""
     return tensors_of(form_named(choice.form)).merge(choice.weight, choice.dim, parameters)
 
 

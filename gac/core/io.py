@@ -28,8 +28,7 @@ def home() -> Path:
 def destination(path: Path, directory: bool = False) -> Path:
     """Return the path to write a file, or a directory, to in place of ``path``: symlinks are followed, and stay.
 
-    Raises:
-        OSError: something else is there (a device, a FIFO), symlinks lead nowhere, or the name is not UTF-8.
+    An OSError says if something else is there (a device), symlinks lead nowhere, or the name is not UTF-8.
     """
     try:
         str(path).encode()
@@ -41,7 +40,7 @@ def destination(path: Path, directory: bool = False) -> Path:
         return Path(os.path.realpath(path))
     if not (stat.S_ISDIR if directory else stat.S_ISREG)(mode):
         what = "directory" if directory else "regular file"
-        raise FileExistsError(errno.EEXIST, f"what is there is no {what}", str(path))
+        raise FileExistsError(errno.EEXIST, f"it exists and is no {what}", str(path))
     return Path(os.path.realpath(path))
 
 
@@ -102,7 +101,8 @@ def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]
     """
     from pydantic import ValidationError
 
-    expected = f"a {kind.__name__} as this version of GAC writes it"
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    expected = f"{article} {kind.__name__} as this version of GAC writes it"
     remedy = "Make it again, or open it with the version of GAC that wrote it."
     try:
         parse_strictly(text)  # before pydantic keeps an error for each of millions of values

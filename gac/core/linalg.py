@@ -27,7 +27,6 @@ def damped(moment: Tensor, mean: float, diagonal: float = 0.0) -> Tensor:
 
 
 def identity_like(moment: Tensor) -> Tensor:
-    """Return the identity of a matrix's size, in float64."""
     return torch.eye(len(moment), dtype=torch.float64, device=moment.device)
 
 

@@ -149,9 +149,8 @@ class UnsafeJsonError(ValueError):
 def parse_strictly(text: str | bytes, most_commas: int = MAX_COMMAS, unsafe: re.Pattern[str] = UNSAFE) -> Any:
     """Parse JSON with unique keys, finite numbers, integers up to 2**62, and strings without ``unsafe`` characters.
 
-    Raises:
-        UnsafeJsonError: the text breaks one of these rules, or has millions of values.
-        ValueError: it is no JSON, or is nested too deeply.
+    An UnsafeJsonError says if the text breaks one of these rules, or has millions of values; a ValueError if it is no
+    JSON, or is nested too deeply.
     """
     commas = text.count(",") if isinstance(text, str) else text.count(b",")
     if commas > most_commas:  # before values are made, which take the memory

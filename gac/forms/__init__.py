@@ -37,12 +37,10 @@ LATENCY_FORMS = (*DEFAULT_FORMS, "skip")
 
 
 def form_named(name: str) -> Form:
-    """The form of this name; PlanError if there is none."""
     return FORMS.get(name)
 
 
 def check_choice(weight: Weight, form: str, dim: int) -> None:
-    """Refuse a form and dim that a weight cannot have, or a weight that cannot be."""
     check_weight(weight)
     known = form_named(form)
     if not known.applies_to(weight):

@@ -154,7 +154,7 @@ class Form(ABC):
         parent_form_name: the form that shortens its weights and those that they meet before it, so that it replaces
             them in a site which that form takes together; its curves are the loss beyond that form's.
         removes: parts of a model that it makes fewer, beside the GEMMs.
-        served: GAC's plugin for vLLM runs it.
+        served: GAC's plugin runs it in vLLM's own classes.
         tensor_form: its ``TensorForm``, ``module:class``; by default ``<class>Tensors`` in its ``torch.py``.
     """
 
@@ -254,8 +254,6 @@ def variants_of(forms: Iterable[Form], weight: Weight) -> Iterator[Form]:
 
 
 class Dense(Form):
-    """The weight as it is."""
-
     name = "dense"
     symbol = "-"
     meaning = "dense, as it was"

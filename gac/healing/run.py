@@ -75,12 +75,10 @@ class CheckpointFile:
         return progress, values
 
     def remove(self) -> None:
-        """Remove the checkpoint, and what a killed run was writing."""
         shutil.rmtree(self.path.parent, ignore_errors=True)
 
 
 def key_of(model: Any, dense_digest: str, text: Mapping[str, Tensor], budget: TrainingBudget) -> str:
-    """A digest of a compressed model, the dense model, the tensors of the text, and the budget."""
     settings = json.dumps([dense_digest, asdict(budget), __version__, torch.__version__, model.device.type])
     digest = hashlib.sha256(settings.encode())
     for name, values in (*model.state_dict().items(), *text.items()):
@@ -121,7 +119,6 @@ class DistillationRun:
         self._best_on_device = device.type == "cuda" and fits(self.trainables.count, device)
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Shard both models, which are in host memory, over all processes."""
         for model in (self.model, self.dense):
             shard(model, self.layers(model), mesh)
         self.trainables.rebind()

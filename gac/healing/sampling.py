@@ -213,7 +213,6 @@ def sample_tokens(logits: Tensor, uniform: Tensor) -> Tensor:
 
 
 def batch_size(model: Any, length: int) -> int:
-    """The number of windows of ``length`` tokens that fit in memory at a time."""
     config, device = model.config, input_device(model)
     numbers = config.num_hidden_layers * heads_of(config).numbers * length
     cached = numbers * (2 if device.type == "cuda" else model.dtype.itemsize)  # as ``training_autocast`` has them

@@ -62,7 +62,6 @@ class StraightThrough(nn.Module):
 
     @torch.no_grad()
     def store(self) -> StoredLinear:
-        """Write the trained numbers and scales into the stored matrix, and return it."""
         (stored,), grid, scales = self._stored, self._grid, self._scales()
         numbers = quantize(self.weight, scales, self.zero, grid.size, grid.levels).flatten(1)
         trained = Grid(numbers[:, : self.weight.shape[1]], scales, self.zero, grid.size, grid.levels)
@@ -77,7 +76,6 @@ class StraightThrough(nn.Module):
 
 
 def _linear(reader: str | None, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product, with inputs quantised too if the scheme has a reader."""
     if reader is None:
         return functional.linear(x, weight, bias)
     with torch.no_grad():

@@ -149,7 +149,6 @@ def held_out(name: str, counts: Sequence[int], length: int) -> Tensor:
 
 @cache
 def shuffled(count: int, seed: int, epoch: int) -> Tensor:
-    """A permutation of ``count`` windows, different in every epoch."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
 
 

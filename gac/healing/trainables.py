@@ -94,7 +94,6 @@ def _local(parameters: Mapping[str, Tensor]) -> Snapshot:
 
 @contextmanager
 def gradients_of(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Enable gradients of these parameters; they are cleared on exit."""
     try:
         for parameter in parameters.values():
             parameter.requires_grad_(True)

@@ -14,10 +14,8 @@ HEAD_DIM = 128  # of Llama-3-8B, whose heads were scored
 def published_heads(*, ax: "Axes | None" = None) -> "Axes":
     """The published dims of PaLU's key-value heads on Llama-3-8B, one mark a dim, and the multiples of 8 about them.
 
-    The study lists which dims occur and how many heads have an aligned one, not which head has which dim.
-
-    Raises:
-        GacError: matplotlib is missing.
+    The study lists which dims occur and how many heads have an aligned one, not which head has which dim. A GacError
+    says if matplotlib is missing.
     """
     dims, (heads,), (aligned,) = map(published.palu, ("unique_dims", "kv_heads", "aligned_to_8"))
     aligned_colour, other_colour = COLOURS[:2]

@@ -5,9 +5,9 @@ from textwrap import wrap
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from gac.core.display import Table
 from gac.core.rich_tables import legend, new_table
 from gac.lab.mechanisms import Explanation, Run
 from gac.lab.studies import StudyResult
@@ -19,29 +19,22 @@ _RULES = """\
 ?: the dim alone does not tell, the recorded kernels do; nearest: the dims below and above that keep the rule"""
 
 
-def studies_table(entries: Sequence[Mapping[str, Any]]) -> Group:
-    """The list of studies: ``name``, ``claim``, and the number of ``shapes`` that each measures."""
+def studies_table(entries: Sequence[Mapping[str, Any]]) -> Table:
     rows = [(entry["name"], entry["claim"], f"{entry['shapes']:,}") for entry in entries]
-    table = new_table([("study", "<"), ("published claim", "<"), ("shapes", ">")], rows)
-    return Group(
-        table, legend("gac study NAME measures and judges; gac study NAME --profile P judges what is recorded")
-    )
+    notes = "gac study NAME measures and judges; gac study NAME --profile P judges what is recorded"
+    return Table([("study", "<"), ("published claim", "<"), ("shapes", ">")], rows, notes=notes)
 
 
-def study_tables(result: StudyResult) -> list[RenderableType]:
-    """One study: its table, the sentence with its verdict, the claim with its source, and the notes."""
+def study_table(result: StudyResult) -> Group:
     headings = [(_heading(column.heading, column.unit), column.side) for column in result.columns]
-    table = new_table(headings, [tuple(map(_cell, row)) for row in result.rows])
-    claim = legend(f"published: {result.claim} ({result.source})")
-    sentence = Text(result.sentence, style="bold")
-    return [Group(Text(result.study, style="bold"), table, sentence, claim, *map(legend, result.notes))]
+    table = Table(headings, [tuple(map(_cell, row)) for row in result.rows], result.study)
+    notes = f"published: {result.claim} ({result.source})", *result.notes
+    return Group(table, Text(result.sentence, style="bold"), *map(legend, notes))
 
 
-def verdicts_table(gpu: str, results: Sequence[StudyResult]) -> Group:
-    """One line a study: whether the published claim holds on this GPU."""
+def verdicts_table(gpu: str, results: Sequence[StudyResult]) -> Table:
     rows = [(result.study, result.verdict, result.sentence) for result in results]
-    table = new_table([("study", "<"), ("verdict", "<"), ("on this GPU", "<")], rows)
-    return Group(Text(gpu, style="bold"), table)
+    return Table([("study", "<"), ("verdict", "<"), ("on this GPU", "<")], rows, gpu)
 
 
 def _heading(heading: str, unit: str) -> str:
@@ -82,7 +75,7 @@ def _run_cells(run: Run) -> tuple[str, ...]:
     return kernel.label, kernel.family, tier, tile, "x".join(map(str, run.launch.grid)), count, last
 
 
-def _rules_table(explanation: Explanation) -> Table:
+def _rules_table(explanation: Explanation) -> RenderableType:
     table = new_table([("", "<"), ("rule", "<"), ("asks", "<"), ("here", "<"), ("nearest", ">"), ("since", ">")])
     for finding in explanation.findings:
         rule = finding.rule

@@ -164,7 +164,6 @@ def group_by_layer(sites: Sequence[Site]) -> dict[int, list[Weight]]:
 
 
 def kept_on_disk(sites: Sequence[Site], attended: bool = False) -> bool:
-    """True if the moments of these sites' layers are small enough to be stored."""
     return moment_bytes(sites, attended) <= LAYER_BYTES * len({site.layer for site in sites})
 
 
@@ -274,7 +273,7 @@ def _with_eta(tick: Tick, windows: int, layers: int, lowest: int) -> Tick:
         times.append(time.monotonic())
         if len(times) == 2 * windows:
             seconds = (times[-1] - times[windows - 1]) * (layers + BACK * (layers - lowest))
-            rest = "decomposing the layers comes on top, which the first one will tell"
+            rest = "then the layers are decomposed, and the first one shows how long that takes"
             logger.info("calibrating on %d windows: %s; %s", windows, rough_duration(seconds), rest)
         tick()
 
@@ -282,7 +281,6 @@ def _with_eta(tick: Tick, windows: int, layers: int, lowest: int) -> Tick:
 
 
 def decoder_layers(model: nn.Module, weights: Mapping[int, Sequence[Weight]]) -> Sequence[nn.Module]:
-    """The decoder layers in order: the one list that holds every layer's weights under the layer's number."""
     names = {weight.name.partition(f".{layer}.")[0] for layer, members in weights.items() for weight in members}
     layers = model.get_submodule(min(names)) if len(names) == 1 else None
     if not isinstance(layers, nn.ModuleList):

@@ -297,7 +297,6 @@ def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme, inputs
 def fit_layer(
     statistics: Statistics, weights: Sequence[Weight], part: _Part, tensors: Mapping[str, Tensor] = MappingProxyType({})
 ) -> LayerFit:
-    """Measure the weights of one layer in the forms of a part; ``tensors`` are stored with those of the forms."""
     losses: dict[str, Floats] = {}
     artifacts = dict(tensors)
     statistics = replace(statistics, artifacts=_chained(LayerArtifacts(artifacts), statistics.artifacts))

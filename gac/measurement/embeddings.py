@@ -29,7 +29,6 @@ ROWS = 2**13
 
 
 def check_embeddings(model: PreTrainedModel) -> None:
-    """Refuse a model whose embedding or LM head is offloaded, or is something else than a matrix."""
     check_in_memory(model, ", with head=...", "where embedding and head are rounded", ", or leave head out")
     for name, module in embeddings_of(model).items():
         if said := unusual(module):
@@ -46,7 +45,6 @@ def embedding_shapes(model: PreTrainedModel) -> tuple[tuple[int, int], ...]:
 
 @torch.no_grad()
 def quantised_embeddings(model: PreTrainedModel, scheme: Scheme) -> dict[str, nn.Module]:
-    """Build the quantised embedding and LM head by module name; none where the scheme is not lossy."""
     if (storage := storage_of(scheme)) is None:
         return {}
     modules = stored_embeddings(model, storage, _tied(model))

@@ -86,7 +86,6 @@ def diverged(dense: Tensor, changed: Tensor) -> Tensor:
 
 
 def unseen(weight: Weight) -> Moments:
-    """In place of moments, for what needs none."""
     raise AssertionError(f"no moments of {weight.name} are at hand where the model is run")
 
 

@@ -203,7 +203,6 @@ def _store(key: str) -> StatisticsStore:
 
 
 def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
-    """Say what work the measurement will take, a line for each part: statistics, shots, runs of the model."""
     recipe, sites = resolved.recipe, resolved.targeted
     weights = [weight for site in sites for weight in site.weights]
     forms = [form_named(name) for name in dict.fromkeys((*resolved.method.forms, *recipe.space.forms))]
@@ -212,7 +211,7 @@ def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
     where = f"and factors in {folder}" if stored else f"not kept on disk, factors in {folder}"
     yield (
         f"{len(sites)} sites; calibration on {texts.windows} windows of {texts.length} tokens of {texts.name}; "
-        f"{moment_bytes(sites, attended) / 1e9:.2g} GB of statistics {where}, used again where they are there"
+        f"{moment_bytes(sites, attended) / 1e9:.2g} GB of statistics {where}, reused where they exist"
     )
     if recipe.measure.shots == 2:
         times = "twice" if kept_on_disk(sites) else "three times"
@@ -270,7 +269,6 @@ def rotated_model(
 
 
 def _check_model(model: PreTrainedModel, resolved: ResolvedRecipe) -> None:
-    """Refuse a model that its config does not describe, or that cannot be measured as the recipe asks."""
     if tuple(family_of(model.config).sites(model.config)) != tuple(resolved.targeted):
         expected = "the sizes that its config had before the weights were read"
         raise ModelError("a model with another config", expected, "Allocate again.")
@@ -290,7 +288,6 @@ def _check_ranges(model: PreTrainedModel, resolved: ResolvedRecipe) -> None:
 
 
 def check_same_everywhere(ranks: Ranks, loaded: Loaded, digest: str, windows: Windows, options: Recipe | Plan) -> None:
-    """Refuse processes that see different files or options, or that share a GPU."""
     name = f"{type(options).__name__.lower()} with digest"
     facts = {"model digest": digest, "calibration text digest": windows.digest}
     ranks.check_alike(facts | {name: hashlib.sha256(to_json(options)).hexdigest()})

@@ -45,7 +45,8 @@ class TextSpec:
         if match is None:
             source, _, number = text.rpartition(":")
             if number.isdecimal() and is_text(source) and not is_text(text):
-                raise _bad_size(f"text {text!r}")
+                remedy = f"Ask for a positive size, like {source}:64x1024."
+                raise TextError(f"text {text!r}", f"{source}, or {source}:WINDOWSxTOKENS", remedy)
             return cls(text)
         name, *size = match.groups()
         if not all(map(_WHOLE.fullmatch, size)):

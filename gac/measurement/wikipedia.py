@@ -81,7 +81,6 @@ def _pages(dump: Path) -> Iterator[str]:
 
 
 def _render(code: Any) -> str:
-    """Return the visible text of parsed markup, without tables, references, templates and pictures."""
     return "".join(map(_render_node, code.nodes)) if code is not None else ""
 
 
@@ -106,7 +105,6 @@ def _render_node(node: Any) -> str:
 
 
 def _tidy(text: str) -> str:
-    """Remove bold and italic quotes, runs of blanks, and more than one empty line."""
     text = re.sub(r"'{2,}", "", text)
     text = re.sub(r"[ \t\u00a0]+", " ", text)
     text = re.sub(r" ?\n ?", "\n", text)

@@ -13,8 +13,6 @@ WITHOUT_HEAD_KEYS = ("gpt2", "gpt_neox", "opt")
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of an attention."""
-
     queries: int  # query heads
     cached: int  # key-value heads
     length: int  # numbers of a key and of a value
@@ -25,7 +23,6 @@ class Heads:
         return 2 * self.cached * self.length
 
     def over(self, texts: int, tokens: int) -> Operation:
-        """Attention of a new token of each sequence over so many cached tokens."""
         return attend(texts, self.queries, self.cached, tokens, self.length)
 
 
@@ -66,7 +63,6 @@ def cut_layers(config: Any) -> list[int]:
 
 
 def not_pressed(model_type: str) -> ModelError:
-    """Of an architecture whose attentions no press of kvpress reads."""
     return ModelError(
         f"a {model_type}, in which kvpress finds no attention with rotary embedding",
         "an architecture like Llama, Mistral, Phi-3, Qwen or Gemma-3",

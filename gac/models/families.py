@@ -79,7 +79,6 @@ class Family:
         return (model_type, *(getattr(config, name, None) for name in names))
 
     def residual_path(self, config: Any, weight: str) -> ResidualPath:
-        """The path from a weight that writes to the residual stream, given by its name, to that stream."""
         prefix, layer, name = re.split(r"\.(\d+)\.", weight, maxsplit=1)
         norm = self.norms and f"{prefix}.{layer}.{self.norms[name == self.down]}"
         return ResidualPath(norm or None, getattr(config, self.factor) if self.factor else 1.0)
@@ -141,7 +140,6 @@ class Family:
         yield output(self.output, hidden, query, values="in", heads=heads, groups=dropped)
 
     def _writing(self, config: Any) -> partial[Weight]:
-        """A weight that writes to the residual stream."""
         to_residual = self.pre_norm is None or bool(getattr(config, self.pre_norm))
         return partial(Weight, to_residual=to_residual, normed=self.norms is not None)
 
@@ -243,7 +241,6 @@ _FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 
 def supported() -> tuple[str, ...]:
-    """The ``model_type`` of every supported architecture."""
     return tuple(sorted(_FAMILIES))
 
 

@@ -142,7 +142,6 @@ def room(device: torch.device) -> int:
 
 
 def _same(first: Any, second: Any) -> bool:
-    """True for equal arguments of two calls, tensors by value."""
     if isinstance(first, Tensor):
         return isinstance(second, Tensor) and first.shape == second.shape and torch.equal(first, second)
     if isinstance(first, Mapping):

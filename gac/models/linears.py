@@ -24,14 +24,12 @@ def as_linear(module: nn.Module) -> nn.Module:
 
 
 def linear_at(model: nn.Module, name: str) -> nn.Linear:
-    """The linear weight of this name as ``nn.Linear``."""
     linear = as_linear(model.get_submodule(name))
     assert isinstance(linear, nn.Linear), f"{name} is a {type(linear).__name__}"
     return linear
 
 
 def check_sizes(model: nn.Module, weights: Iterable[Weight]) -> None:
-    """Refuse a model whose config gives a linear weight another size than it has, by a ModelError."""
     for weight in weights:
         linear = linear_at(model, weight.name)
         sizes = linear.out_features, linear.in_features

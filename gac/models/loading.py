@@ -148,7 +148,6 @@ def load_config(name: str) -> Any:
 
 
 def config_of(model: PreTrainedModel | str | Path) -> Any:
-    """The config of a loaded model, or of the one of this name; raises as ``load_config``."""
     return load_config(str(model)) if isinstance(model, (str, Path)) else model.config
 
 
@@ -191,7 +190,6 @@ def tensor_digest(name: str, values: torch.Tensor) -> bytes:
 
 
 def bytes_of(values: torch.Tensor) -> memoryview:
-    """The bytes of a tensor in its own dtype, on the host."""
     # NumPy has no bfloat16, so every dtype is read as bytes.
     return values.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
 
@@ -216,7 +214,6 @@ def _essential(config: Any) -> Any:
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """True for a directory of a model that GAC compressed and saved."""
     try:
         return "gac" in read_model_json(Path(path) / "config.json", "a config", ModelError)
     except ModelError:

@@ -75,7 +75,6 @@ def last_norm_of(model: nn.Module) -> str | None:
 
 
 def input_device(model: Any) -> torch.device:
-    """The device of a model's input embedding."""
     embedding: nn.Module = model.get_input_embeddings()
     device = next(chain(embedding.parameters(), embedding.buffers())).device
     hook: Any = getattr(embedding, "_hf_hook", None)  # of accelerate, where the weights lie elsewhere

@@ -145,7 +145,6 @@ class _Wide:
             self._bias = torch.cat([self._bias[:first], _in_basis(self._bias[first:], basis)])
 
     def store(self) -> None:
-        """Give the module its new parameters."""
         _store(self._linear, "weight", self._weight)
         if self._bias is not None:
             _store(self._linear, "bias", self._bias)

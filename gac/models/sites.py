@@ -126,7 +126,6 @@ class Site:
         return (self.with_fusion(False), self.with_fusion(True)) if self.fusion_optional else (self,)
 
     def with_fusion(self, fused: bool) -> "Site":
-        """The site where this has been chosen."""
         return replace(self, fused=self.fused if fused else (), fusion_optional=False)
 
     @property

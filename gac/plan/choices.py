@@ -29,7 +29,6 @@ class WeightChoice:
 
     @property
     def becomes(self) -> tuple[str, int, str]:
-        """Form, dim and scheme."""
         return self.form, self.dim, self.scheme
 
     @property
@@ -48,12 +47,10 @@ class WeightChoice:
 
     @property
     def bytes(self) -> int:
-        """Bytes, scales and zero points included."""
         return counted([self], BYTES)[0]
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the dense weight in 16 bits."""
         return counted([self], BYTES)[1]
 
     @property
@@ -72,7 +69,6 @@ class WeightChoice:
         return gcd(self.length, *(gemm.axes[axis] for gemm, axis in moved if axis is not None))
 
     def divides(self, gpus: int) -> bool:
-        """True if it splits into equal parts for so many GPUs."""
         return divides(form_named(self.form), self.weight, self.dim, scheme_named(self.scheme), gpus)
 
     @property
@@ -103,7 +99,6 @@ class Candidate:
     modelled: tuple[int, ...] = ()
 
     def choices(self, weights: Sequence[Weight]) -> tuple[WeightChoice, ...]:
-        """The choice of each of the site's weights."""
         return tuple(WeightChoice(*each) for each in zip(weights, self.forms, self.dims, self.schemes, strict=True))
 
 
@@ -141,13 +136,11 @@ def counted(weights: Sequence[WeightChoice], column: str) -> tuple[int, int]:
 
 
 def check(holds: bool, problem: str, expected: str) -> None:
-    """Refuse with a ``PlanError`` a plan or a frontier that contradicts itself."""
     if not holds:
         raise PlanError(problem, expected, REMEDY)
 
 
 def check_site(site: SiteChoice) -> None:
-    """Refuse with a ``PlanError`` a site whose counts are not those of its choices and alternatives."""
     weights = [choice.weight for choice in site.weights]
     check(bool(weights), f"site {site.site} has no weights", "one at least")
     _check_choices(site.weights, site.params, f"site {site.site}")

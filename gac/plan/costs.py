@@ -99,12 +99,10 @@ PARAMS, BYTES, KV_NUMBERS = COSTS
 
 
 def ns_of(workload: object) -> str:
-    """The column of a workload's latency in ns."""
     return f"ns:{workload}"
 
 
 def columns_of(workloads: Sequence[Workload]) -> tuple[str, ...]:
-    """All columns of candidates whose latency is looked up for these workloads, in their order."""
     return (*COSTS, *map(ns_of, workloads))
 
 

@@ -96,7 +96,6 @@ class RoundedHead:
 
     @property
     def is_valid(self) -> bool:
-        """True if shapes and loss are possible."""
         return 1 <= len(self.shapes) <= 2 and min(map(min, self.shapes)) > 0 and 0 <= self.loss < inf
 
     @property
@@ -105,12 +104,10 @@ class RoundedHead:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the matrices, scales included."""
         return sum(scheme_named(self.scheme).bytes(*shape) for shape in self.shapes)
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the matrices in 16 bits."""
         return sum(scheme_named(DEFAULT_SCHEME).bytes(*shape) for shape in self.shapes)
 
 
@@ -150,7 +147,6 @@ class Healed:
 
     @property
     def is_valid(self) -> bool:
-        """True if its numbers are possible."""
         counts = min(len(self.texts), self.windows, self.window_tokens, self.held, self.tokens)
         positive = counts > 0 and min(self.seed, self.before, self.after) >= 0 and self.learning_rate > 0
         return positive and 0 <= self.labels < 1 and self.asked >= 0
@@ -199,7 +195,6 @@ class Measured:
 
     @property
     def predicted(self) -> bool:
-        """True if the loss of the plan was predicted."""
         return self.calibration != UNMEASURED
 
     def perplexity(self, loss: float) -> float:

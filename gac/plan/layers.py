@@ -25,7 +25,6 @@ def plan_table(plan: PlanRecord) -> Table:
 
 
 def short_names_of(sites: Iterable[Site | SiteChoice]) -> dict[str, str]:
-    """Short names of the weights of a model, by full name: ``short_names`` layer by layer."""
     layers: dict[int, list[str]] = {}
     for site in sites:
         layers.setdefault(site.layer, []).extend(weight.name for weight in site.weights)
@@ -33,7 +32,6 @@ def short_names_of(sites: Iterable[Site | SiteChoice]) -> dict[str, str]:
 
 
 def weights_by_layer(plan: PlanRecord) -> dict[int, dict[str, WeightChoice]]:
-    """The choices of each layer, by the weight's short name."""
     short = short_names_of(plan.sites)
     layers: dict[int, dict[str, WeightChoice]] = {}
     for site in plan.sites:
@@ -42,7 +40,6 @@ def weights_by_layer(plan: PlanRecord) -> dict[int, dict[str, WeightChoice]]:
 
 
 def kinds_of(layers: Mapping[int, Mapping[str, WeightChoice]]) -> list[str]:
-    """The short names in any of the layers, in the order of the model."""
     return list(dict.fromkeys(kind for weights in layers.values() for kind in weights))
 
 
@@ -62,7 +59,6 @@ def legend_of(plan: PlanRecord) -> str:
 
 
 def lossy_schemes(plan: PlanRecord) -> list[str]:
-    """The schemes that round, of those that the plan chose."""
     return sorted({weight.scheme for weight in plan.weights} - {DEFAULT_SCHEME})
 
 

@@ -176,7 +176,6 @@ class Deployment:
 
     @cached_property
     def parsed(self) -> tuple[Workload, ...]:
-        """The workloads as records."""
         return tuple(Workload.parse(str(name)) for name in self.workloads)
 
 
@@ -219,7 +218,6 @@ class Limits:
 
     @property
     def budget(self) -> float:
-        """Kept fraction of the parameters."""
         assert self.params is not None
         return self.params
 
@@ -363,7 +361,6 @@ class ResolvedRecipe:
 
     @property
     def weight_names(self) -> list[str]:
-        """Names of all targeted weights."""
         return [weight.name for site in self.targeted for weight in site.weights]
 
     def with_rotation(self, rotates_freely: Callable[[], bool]) -> "ResolvedRecipe":
@@ -405,7 +402,6 @@ def parse_align(align: object) -> Any:
 
 
 def _part(kind: type[Any], values: dict[str, Any]) -> Any:
-    """Build a part of the recipe from its keywords, which leave ``values``."""
     return kind(**{entry.name: values.pop(entry.name) for entry in fields(kind) if entry.name in values})
 
 

@@ -102,7 +102,6 @@ class Certificate:
 
     @property
     def is_valid(self) -> bool:
-        """True if the numbers agree with each other."""
         agree = self.gap == self.value - self.lower_bound and self.gap >= 0 and min(self.multipliers, default=0) >= 0
         return agree and (self.gap == 0 or self.status == "feasible")
 
@@ -172,11 +171,9 @@ class PlanRecord(Record):
 
     @property
     def budget(self) -> Limit:
-        """The limit of the parameters."""
         return self.limits[0]
 
     def limit(self, column: str) -> Limit | None:
-        """The limit of a cost column; None where it is not limited."""
         return next((limit for limit in self.limits if limit.column == column), None)
 
     @property
@@ -206,7 +203,6 @@ class PlanRecord(Record):
         return (dense - self.budget.total + self.budget.used + self.measured.untied) / dense
 
     def amount(self, column: str) -> tuple[int, int]:
-        """The amount of a cost of ``COSTS`` as planned, and dense."""
         return counted(self.weights, column)
 
     @property
@@ -238,7 +234,6 @@ class PlanRecord(Record):
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs that every weight is split over."""
         return self.recipe.deployment.tensor_parallel
 
     @property
@@ -252,7 +247,6 @@ class PlanRecord(Record):
 
     @property
     def weights(self) -> tuple[WeightChoice, ...]:
-        """Every weight's choice, in model order."""
         return tuple(weight for site in self.sites for weight in site.weights)
 
     @property

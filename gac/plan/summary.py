@@ -16,14 +16,11 @@ from gac.plan.recipe import Deployment, Recipe, Space
 from gac.plan.record import Limit, PlanRecord, SingleGpuComparison, WorkloadLatency
 from gac.schemes import scheme_named
 
-"""Name of the dense model in which all weights that read the same input share their first GEMMs."""
-
 _REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
 _OPTIONS = {"text": "--calibration", "forms": "--form", "schemes": "--scheme", "workloads": "--workload"}
 
 
 def summary(plan: PlanRecord) -> str:
-    """A dozen lines of plain text."""
     measured = plan.measured
     origin = f"method {plan.recipe.measure.method}" if measured.predicted else "as others pruned it"
     title = f"GAC plan for {measured.model} ({measured.family}), {origin}, made with GAC {plan.gac_version}"
@@ -31,7 +28,6 @@ def summary(plan: PlanRecord) -> str:
 
 
 def lines(rows: Iterable[tuple[str, str]]) -> str:
-    """Facts as plain text, aligned."""
     return "\n".join(f"{label:<13}{value}".replace("\n", f"\n{'':13}") for label, value in rows)
 
 
@@ -145,7 +141,6 @@ def stored(plan: PlanRecord) -> str:
 
 
 def rule_of(plan: PlanRecord) -> str | None:
-    """The rule that made it; None for the exact choice."""
     return None if plan.recipe.rule == "loss" else plan.recipe.rule
 
 

@@ -46,7 +46,6 @@ class Kernel:
 
     @property
     def main(self) -> bool:
-        """It does the operator's arithmetic (the others prepare or finish)."""
         return self.role in {"gemm", "gemv", "attention"}
 
     @property
@@ -60,7 +59,6 @@ class Kernel:
 
 @lru_cache(maxsize=4096)
 def describe(name: str) -> Kernel:
-    """Read the name of a kernel; family and role are ``other`` where no format is known."""
     for pattern, family, role, known in _FORMATS:
         if match := re.search(pattern, name):
             split = role in {"gemm", "attention"} and "splitk" in name.lower()

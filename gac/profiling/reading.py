@@ -38,7 +38,6 @@ class Contents(NamedTuple):
 
 
 def parse(content: bytes, source: str | Path) -> Contents:
-    """``read`` a profile's bytes."""
     return read(io.BytesIO(content), source)
 
 
@@ -81,7 +80,6 @@ def malformed(problem: str) -> ProfileError:
 
 
 def read_line(line: bytes, where: str) -> Line:
-    """Read one line; ProfileError where it is wrong, with ``where`` and the field."""
     try:
         record: Line = _DECODER.decode(line)
     except (ValueError, RecursionError) as failure:
@@ -199,7 +197,6 @@ class _Reader:
         self.launched.append(self.launches[row.launches])
 
     def _add_reference(self, record: AgainLine | LostLine) -> None:
-        """Add what is said of an earlier row, which has to have a number."""
         row, above = record.row, len(self.lines)
         if row >= above or row in self.errors:
             self._refuse(f"row: {row} is none of the {above} rows above it with a number")

@@ -88,7 +88,6 @@ class Rows:
         return None if row is None else self[row]
 
     def first_duplicate(self) -> int | None:
-        """Return the first row whose point an earlier row has; None where every point is there once."""
         if len(self._row_of_key) == len(self):
             return None
         first: dict[bytes, int] = {}
@@ -108,7 +107,6 @@ class Rows:
         return np.maximum(self.iqr_ns, self._quantiles(0.75) - self._quantiles(0.25))
 
     def launches_of(self, sequence: int) -> tuple[Launch, ...]:
-        """Return one of ``launches``, made when it is first asked for: tables have thousands."""
         if sequence not in self._launches:
             lines = ((self.kernels[kernel], (x, y, z)) for kernel, x, y, z in self.launches[sequence])
             launches = (Launch(kernel.name, grid, kernel.block, kernel.shared_bytes) for kernel, grid in lines)

@@ -47,7 +47,6 @@ class Sweep:
         return len(self.dims)
 
     def inside(self, dims: tuple[int, int] | None) -> Bools:
-        """Return the mask of points from the first to the last of these dims; None: all."""
         first, last = dims or (self.dims[0], self.dims[-1])
         return (self.dims >= first) & (self.dims <= last)
 
@@ -98,7 +97,6 @@ class Profile(Shown):
 
     @classmethod
     def opened(cls, profile: "Profile | str | Path") -> "Profile":
-        """Return a loaded profile as it is, or ``load`` the path or name."""
         return profile if isinstance(profile, Profile) else cls.load(profile)
 
     @classmethod
@@ -123,7 +121,6 @@ class Profile(Shown):
         return (operator, dtype, "cold") in self._measured
 
     def find(self, point: Point) -> Measurement | None:
-        """Return the measurement of this point (which may be an error); None where the profile lacks it."""
         return self.measurements.find(point)
 
     @checked

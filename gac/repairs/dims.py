@@ -91,7 +91,6 @@ def added_bytes(source: Source, shared: Iterable[SharedDim], dims: Dims) -> int:
 
 
 def with_dims(config: Mapping[str, Any], shared: Iterable[SharedDim], dims: Dims) -> dict[str, Any]:
-    """The config with the new dims that it states."""
     changed = copy.deepcopy(dict(config))
     for shared_dim in shared:
         if shared_dim.stated:

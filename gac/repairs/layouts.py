@@ -88,7 +88,6 @@ PEERS = {
 
 
 def factored(peer: Peer, source: Source, dense: DenseModel) -> Iterator[SharedDim]:
-    """The rank of every pair, or of every group."""
     grouped = "{}" in peer.second
     ending = peer.first if grouped else peer.second
     for stem in [tensor.removesuffix(ending) for tensor in source.tensors if tensor.endswith(ending)]:

@@ -5,10 +5,9 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Group
 from rich.text import Text
 
-from gac.core.rich_tables import legend, new_table
+from gac.core.display import Table
 from gac.forms import form_named
 from gac.repairs.contract import ShapeContract
 from gac.repairs.times import Times
@@ -63,38 +62,39 @@ class RepairResult:
 
 
 def repair_document(result: RepairResult) -> dict[str, Any]:
-    """The document of ``--json``."""
     return asdict(result) | {"added_bytes": result.added_bytes, "overhead": result.overhead}
 
 
-def repair_tables(result: RepairResult) -> list[Group | Text]:
-    """The padded dims, one row a kind; then memory and time."""
+def repair_tables(result: RepairResult) -> list[Table | Text]:
     padded = [_padded_table(result)] if result.moved else []
     return [*padded, _times_table(result), _summary(result)]
 
 
-def _padded_table(result: RepairResult) -> Group:
+def _padded_table(result: RepairResult) -> Table:
     kinds: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
     for dim in result.moved:
         kinds[_NUMBER.sub("*", dim.name), dim.dim, dim.becomes].append(dim.added_bytes)
-    table = new_table([("weight", "<"), *((name, ">") for name in ("dims", "from", "to", "grown", "added bytes"))])
-    for (name, before, after), added in kinds.items():
-        grown = f"{after / before - 1:.2%}"
-        table.add_row(name, str(len(added)), str(before), str(after), grown, f"{sum(added):,}")
-    return Group(table, legend("*: layers or groups; dims: how many of them had this dim"))
+    columns = [("weight", "<"), *((name, ">") for name in ("dims", "from", "to", "grown", "added bytes"))]
+    rows = [
+        (name, str(len(added)), str(before), str(after), f"{after / before - 1:.2%}", f"{sum(added):,}")
+        for (name, before, after), added in kinds.items()
+    ]
+    return Table(columns, rows, notes="*: layers or groups; dims: how many of them had this dim")
 
 
-def _times_table(result: RepairResult) -> Group:
-    table = new_table([("workload", "<"), ("", "<"), ("before", ">"), ("after", ">"), ("before / after", ">")])
+def _times_table(result: RepairResult) -> Table:
+    columns = [("workload", "<"), ("", "<"), ("before", ">"), ("after", ">"), ("before / after", ">")]
+    rows = []
     for row in result.times:
         sides = ((row.before_ns, row.before_unknown), (row.after_ns, row.after_unknown))
         cells = [
             f"unknown: {unknown} of {row.gemms} GEMMs" if ns is None else f"{ns / 1e6:.3f} ms" for ns, unknown in sides
         ]
         ratio = "" if row.before_ns is None or not row.after_ns else f"{row.before_ns / row.after_ns:.2f}x"
-        table.add_row(row.workload, row.how, *cells, ratio)
+        rows.append((row.workload, row.how, *cells, ratio))
     gpus = dict.fromkeys(f"{row.how}: {row.gpu}" for row in result.times)
-    return Group(table, legend("\n".join(["the GEMMs that these dims are of, summed over the model, bf16", *gpus])))
+    notes = "\n".join(["the GEMMs that these dims are of, summed over the model, bf16", *gpus])
+    return Table(columns, rows, notes=notes)
 
 
 def _summary(result: RepairResult) -> Text:

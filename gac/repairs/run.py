@@ -119,7 +119,6 @@ def repair(
 def decide(
     shared: Sequence[SharedDim], contract: ShapeContract, profile: Profile, workloads: Sequence[Workload]
 ) -> dict[str, int]:
-    """The padded dims, by the name of the shared dim."""
     padded = {dim.name: dim.dim for dim in shared}
     for dim in shared:
         if not dim.fixed:

@@ -37,14 +37,12 @@ class Times:
 def total_times(
     how: How, gpu: str, runs: Sequence[Run], dims: tuple[Dims, Dims], workload: Workload, latency: Latency
 ) -> Times:
-    """Sum the latencies at the dims before and after."""
     before, after = ([latency(run, sizes, workload.rows) for run in runs] for sizes in dims)
     sums = [None if None in ns else sum(filter(None, ns)) for ns in (before, after)]
     return Times(how, gpu, str(workload), len(runs), sums[0], sums[1], before.count(None), after.count(None))
 
 
 def in_table(profile: Profile) -> Latency:
-    """Latencies from a table, as for an allocation."""
 
     def latency(run: Run, dims: Dims, rows: int) -> int | None:
         size = np.array([run.size(dims)], dtype=np.int64)

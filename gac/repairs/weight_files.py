@@ -37,7 +37,6 @@ class Source:
 
     @cached_property
     def has_plan(self) -> bool:
-        """True for a checkpoint of GAC."""
         return is_checkpoint(self.directory)
 
     @cached_property
@@ -71,7 +70,6 @@ class Source:
     def contradiction(
         self, problem: str, expected: str, remedy: str = "Save or copy the checkpoint again."
     ) -> CheckpointError:
-        """Return the error for tensors that contradict each other or the config."""
         return CheckpointError(f"{self.directory}: {problem}", expected, remedy)
 
 

@@ -86,7 +86,6 @@ def tokens_kept(family: Family, config: Any, step: int) -> Choice:
 
 
 def _taken(site: Site, form: Form) -> list[list[Weight]]:
-    """The groups of weights that share one dim."""
     if taken := site.joint_weights(form):
         return [[site.weights[number] for number in taken]]
     if isinstance(form, Shorter):
@@ -119,7 +118,6 @@ def _moved(form: Form, weight: Weight, name: str) -> Iterator[Moved]:
 
 
 def choices_table(choices: Sequence[Choice]) -> Table:
-    """One row a choice: its site, form and dims, and every axis that it moves."""
     rows, notes = [], _LEGEND
     for choice in choices:
         symbol = _TOKEN if choice.form == TOKENS else form_named(choice.form).symbol

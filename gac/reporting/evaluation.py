@@ -64,7 +64,6 @@ def _change(perplexity: float, log_ratio: float | None) -> dict[str, str]:
 
 
 def task_table(result: Evaluation) -> Table:
-    """One row a metric of a task, one column a model; a score with its standard error."""
     models = result.all_models
     scores = [{(score.task, score.metric): score for score in model.scores} for model in models]
     columns = [("task", "<"), ("metric", "<"), ("shots", ">"), *((model.name, ">") for model in models)]

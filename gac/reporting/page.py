@@ -157,7 +157,6 @@ def marker(number: int, *, hollow: bool = False, size: float = 4.0) -> dict[str,
 
 
 def proxy(label: str, **style: Any) -> "Line2D":
-    """An entry of a legend without a line in the panel."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=entry(label), **style)

@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.text import Text
 
 from gac.core.display import Table
-from gac.core.rich_tables import legend, new_table, stacked
+from gac.core.rich_tables import stacked
 from gac.core.words import duration, megabytes
 from gac.plan.costs import COSTS
 from gac.plan.layers import choice
@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 
 
 def plan_summary(plan: Plan) -> Text:
-    """``Plan.summary`` with its first line in bold."""
     first, rest = plan.summary().split("\n", 1)
     return Text.assemble((first, "bold"), f"\n{rest}")
 
 
 def plan_line(plan: Plan) -> Text:
-    """The facts of a plan on budget, alignment and predicted latencies."""
     return Text(lines(fact for fact in facts(plan) if fact[0] in ("parameters", "alignment", "latency")))
 
 
@@ -120,14 +118,22 @@ def differences_table(comparison: PlanComparison, most: int = 10) -> Table | Tex
 
 
 def gguf_tables(written: "GgufFile") -> list["RenderableType"]:
-    """One row a scheme and type, and notes for readers of the file."""
-    table = new_table([("scheme", "<"), ("type", "<"), ("tensors", ">"), ("bytes", ">"), ("moved", ">"), ("", "<")])
-    for row in written.tensors:
-        error = f"{row.moved:.1e}" if row.moved else "-"
-        table.add_row(row.scheme, row.type, str(row.tensors), f"{row.bytes:,}", error, row.why or "")
+    columns = [("scheme", "<"), ("type", "<"), ("tensors", ">"), ("bytes", ">"), ("moved", ">"), ("", "<")]
+    rows = [
+        (
+            row.scheme,
+            row.type,
+            str(row.tensors),
+            f"{row.bytes:,}",
+            f"{row.moved:.1e}" if row.moved else "-",
+            row.why or "",
+        )
+        for row in written.tensors
+    ]
     sizes = f"{megabytes(written.planned_bytes)} in the plan, {megabytes(written.weights_bytes)} in the file"
     notes = "moved: the largest change of a tensor, as a part of its norm; -: carried bit for bit"
     notes += f"\nplanned weights: {sizes}"
     if written.inputs:
         notes += f"\n{', '.join(written.inputs)}: llama.cpp rounds inputs in its own way, and not as planned"
-    return [f"saved as {written.path}, {megabytes(written.bytes)}, {written.architecture}", table, legend(notes)]
+    saved = f"saved as {written.path}, {megabytes(written.bytes)}, {written.architecture}"
+    return [saved, Table(columns, rows, notes=notes)]

@@ -27,7 +27,6 @@ DEFAULT_SCHEME = "bf16"
 
 
 def scheme_named(name: str) -> Scheme:
-    """The scheme of this name; PlanError if there is none."""
     return SCHEMES.get(name)
 
 

@@ -34,8 +34,7 @@ class Prefill(NamedTuple):
 def attentions(model: PreTrainedModel) -> list[nn.Module]:
     """The attention of every layer, where presses look for it.
 
-    Raises:
-        ModelError: the architecture keeps them elsewhere, they cache latents, or their mask cannot differ by layer.
+    A ModelError says if they are kept elsewhere, cache latents, or have a mask that cannot differ by layer.
     """
     if caches_latents(model):
         expected = "a cache of keys and values, which presses score"

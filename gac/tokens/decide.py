@@ -111,11 +111,8 @@ def decide(
 ) -> tuple[Certificate, tuple[LayerTokens, ...]]:
     """Minimise the summed loss, shape ``(layers, budgets)``, within a limit of tokens for all layers, and of latency.
 
-    Budgets of unknown latency are excluded if latency is limited.
-
-    Raises:
-        BudgetError: no choice is within the limits.
-        ProfileError: no budget has a known latency at every limited workload.
+    Budgets of unknown latency are excluded if latency is limited. A BudgetError says if no choice is within the limits,
+    a ProfileError if no budget has a known latency at every limited workload.
     """
     usable = [item for item in range(len(budgets)) if all(time.ns[item] != UNKNOWN for time in times)]
     if not usable:

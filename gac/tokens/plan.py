@@ -35,7 +35,6 @@ class LayerTokens:
 
     @property
     def loss(self) -> float:
-        """The measured loss of its budget, nats a token."""
         return dict(self.priced)[self.kept]
 
 
@@ -244,7 +243,6 @@ def latency_ratio(timed: WorkloadLatency | None) -> str:
 
 
 def comparison_table(plans: Mapping[str, TokenPlan]) -> Table:
-    """The figures by which plans are compared, one row a plan."""
     workloads = dict.fromkeys(timed.workload for plan in plans.values() for timed in plan.workloads)
     rows = []
     for name, plan in plans.items():

@@ -38,9 +38,8 @@ class PlannedPress(BasePress):  # type: ignore[misc]  # kvpress has no types
     def __call__(self, model: PreTrainedModel) -> Iterator[None]:
         """Evict after each prefill inside.
 
-        Raises:
-            PlanError: the model has other layers or heads than the plan.
-            GacError: inside, if the context is not read in one forward pass.
+        A PlanError says if the model has other layers or heads than the plan, a GacError, inside, if the context is not
+        read in one forward pass.
         """
         plan, config = self.plan, model.config.get_text_config()
         layers, count = [layer.layer for layer in plan.layers], len(plan.layers) + len(plan.whole)

@@ -19,7 +19,6 @@ Options = dict[str, bool | int | float | str]
 
 
 def kvpress() -> Any:
-    """Import the package; a GacError if it cannot be."""
     try:
         import kvpress
     except ImportError as failure:
@@ -59,12 +58,8 @@ def _refusal(kind: Any) -> str:
 def press_of(press: Any, options: Mapping[str, Any] | None = None) -> tuple[Any, str, Options]:
     """A press, its name in plans, and its parameters without the ratio.
 
-    Args:
-        press: a name, in any capitals and with any underscores and hyphens; or a press of kvpress.
-        options: its parameters, with a name.
-
-    Raises:
-        GacError: it is unknown, has no ratios by layer, or has parameters that no plan can hold.
+    ``press`` is a name, in any capitals and with any underscores and hyphens, with ``options``; or a press of kvpress.
+    A GacError says if it is unknown, has no ratios by layer, or has parameters that no plan can hold.
     """
     presses = _presses()
     known = {name: kind for name, (kind, refusal) in presses.items() if not refusal}

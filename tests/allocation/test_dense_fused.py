@@ -58,6 +58,18 @@ def test_without_the_shared_shape_it_runs_gemm_by_gemm() -> None:
     assert problem.dense.latency_ns == (2 * APART[-1],)
 
 
+def test_a_workload_of_unknown_latency_leaves_the_others_shared() -> None:
+    problem = _problem(workloads=[PREFILL, "decode:3@8"])
+    assert problem.dense.latency_ns == (TOGETHER, None)
+
+
+def test_without_the_shared_shape_of_a_known_workload_it_runs_gemm_by_gemm() -> None:
+    problem = _problem(workloads=[PREFILL, "decode:3@8"])
+    table = [*rows(8, APART), *rows(3, APART), measured("linear", TOGETHER, m=8, k=SIDE, n=2 * SIDE)]
+    problem = replace(problem, profile=profile(table))
+    assert problem.dense.latency_ns == (2 * APART[-1], 2 * APART[-1])
+
+
 def test_the_summary_and_the_page_say_it() -> None:
     plan = decide(_problem()).plan
     assert plan.workloads[0].plan_ns == 9000

@@ -11,7 +11,7 @@ from gac.allocation.frontier import frontier
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import Problem
 from gac.allocation.resolve import resolve
-from gac.core.errors import GacError, PlanError
+from gac.core.errors import BudgetError, GacError, PlanError, ProfileError
 from gac.core.operations import linear
 from gac.core.workloads import Workload
 from gac.forms import DENSE
@@ -88,6 +88,30 @@ def test_what_the_engine_does_not_run_is_refused(
 ) -> None:
     with pytest.raises(error, match=named):
         resolve(Recipe.of(0.8, workloads=DECODE, engine="vllm", **options), SMOLLM2, table, USED)
+
+
+def test_a_refused_form_is_answered_with_those_that_the_engine_runs(table: Profile) -> None:
+    with pytest.raises(PlanError, match="expected the forms low_rank, narrow, narrow_pair, skip and the scheme bf16"):
+        resolve(Recipe.of(0.8, workloads=DECODE, engine="vllm", forms="heads"), SMOLLM2, table, USED)
+
+
+def test_the_command_for_unknown_latencies_measures_the_engine() -> None:
+    with pytest.raises(ProfileError, match=f"gac profile --model NAME --workload {DECODE} --engine vllm -o"):
+        resolve(
+            Recipe.of(0.8, workloads=DECODE, engine="vllm", latency=1.0), SMOLLM2, Profile.load("nvidia-h200"), USED
+        )
+
+
+def test_a_latency_out_of_reach_is_answered_with_the_least_fraction(table: Profile) -> None:
+    def allowing(fraction: float) -> Recipe:
+        return Recipe.of(1.0, workloads=DECODE, engine="vllm", forms="low_rank", latency=fraction)
+
+    with pytest.raises(BudgetError, match=f"a latency limit of 0.01 of the dense model for {DECODE}") as refused:
+        resolve(allowing(0.01), SMOLLM2, table, USED)
+    least = float(refused.value.expected.removeprefix("at least ").partition(",")[0])
+    resolve(allowing(least), SMOLLM2, table, USED)
+    with pytest.raises(BudgetError, match="a latency limit of"):
+        resolve(allowing(least - 1e-5), SMOLLM2, table, USED)
 
 
 def problem(steps: dict[str, Step], **options: Any) -> Problem:

@@ -34,7 +34,7 @@ def test_what_is_no_file_is_refused_before_any_work(
     SPECIAL[kind](target)
     before = target.lstat()
     what = "directory" if command in WRITES_DIRECTORY else "regular file"
-    assert f"out.svg: what is there is no {what}; expected a writable path" in refused(*command.split(), "-o", target)
+    assert f"out.svg: it exists and is no {what}; expected a writable path" in refused(*command.split(), "-o", target)
     assert (target.lstat().st_ino, target.lstat().st_mode) == (before.st_ino, before.st_mode)
     target.unlink()
     result = run(*command.split(), "-o", "-")
@@ -45,7 +45,7 @@ def test_what_is_no_file_is_refused_before_any_work(
 @pytest.mark.parametrize("place", ["/dev/null", "/dev/zero"])
 def test_a_device_is_nowhere_to_write(place: str) -> None:
     assert stat.S_ISCHR(os.stat(place).st_mode)
-    with pytest.raises(FileExistsError, match="what is there is no regular file"):
+    with pytest.raises(FileExistsError, match="it exists and is no regular file"):
         destination(Path(place))
 
 

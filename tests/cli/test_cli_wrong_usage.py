@@ -31,7 +31,7 @@ TABLE = [
     ("allocate MODEL --check none.txt", ERROR, "text 'none.txt' is neither known nor a file"),
     ("allocate MODEL --profile nvidia-h1000", ERROR, f"Did you mean '{H100}'?"),
     ("allocate MODEL --method KFAK", ERROR, "Did you mean 'kfac'?"),
-    ("allocate MODEL --calibration wiki-sample:4", ERROR, "Ask for a positive size, like wiki-sample:64x1024."),
+    ("allocate MODEL --calibration wiki-sample:4", ERROR, "expected wiki-sample, or wiki-sample:WINDOWSxTOKENS. Ask"),
     ("frontier MODEL --limit prefill:1x1", ERROR, "expected params, bytes, kv_numbers or one of the workloads ("),
     ("plot atlas p -o range.gif", ERROR, "figure range.gif ends in '.gif'"),
     ("graph llama-3-8b --form token", ERROR, "latent, heads, skip, tokens. Did you mean 'tokens'?"),
@@ -67,7 +67,7 @@ TABLE = [
     ("bench m --engine vllm --compiled", USAGE, "--compiled goes with --engine transformers."),
     ("bench m --engine vllm --plot f.svg", USAGE, "--plot goes with --against"),
     ("bench m --engine vllm --tokens 8 --workload decode:1@8", USAGE, "--tokens goes without --workload"),
-    ("bench --engine vllm", USAGE, "give models."),
+    ("bench --engine vllm", USAGE, "give models: gac bench DIR --against DENSE --engine vllm."),
     ("bench smollm2 --engine vllm", ERROR, "model 'smollm2', which vLLM cannot open; expected a directory"),
     ("bench MODEL --engine vllm --engine-option model=m", ERROR, "engine option 'model=m', whose name GAC sets"),
     (

@@ -90,7 +90,7 @@ def test_the_first_layer_tells_what_all_will_take(
     monkeypatch.setattr(curves, "time", SimpleNamespace(monotonic=lambda: now[0]))
     caplog.set_level(logging.INFO, "gac")
     fit_layers(replace(run_of(tiny_model), progress=True), SITES)
-    assert "decomposing the layers comes on top, which the first one will tell" in caplog.text
+    assert "then the layers are decomposed, and the first one shows how long that takes" in caplog.text
     assert caplog.text.count("decomposing 2 layers, in all their forms: about 2.0 minutes") == 1
     caplog.clear()
     fit_layers(run_of(tiny_model), SITES)

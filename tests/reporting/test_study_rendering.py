@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 from rendering import shown
-from rich.console import Group
 
 from gac.lab.studies import Column, StudyResult
-from gac.lab.tables import study_tables
+from gac.lab.tables import study_table
 
 RESULT = StudyResult(
     "gemm-k",
@@ -21,7 +20,7 @@ RESULT = StudyResult(
 
 
 def test_a_study_is_its_table_its_verdict_the_claim_and_the_rule() -> None:
-    lines = shown(Group(*study_tables(RESULT)))
+    lines = shown(study_table(RESULT))
     assert lines[:3] == ["gemm-k", "here A100", "K (ms) (ms) kernel"]
     assert lines[4:] == [
         "107 0.08912 0.089 align1",
@@ -35,4 +34,4 @@ def test_a_study_is_its_table_its_verdict_the_claim_and_the_rule() -> None:
 
 def test_a_long_heading_takes_several_lines_and_keeps_its_table_narrow() -> None:
     result = replace(RESULT, columns=(Column("over next multiple of 8", "x"), *RESULT.columns[1:]))
-    assert shown(Group(*study_tables(result)))[1:4] == ["over next", "multiple of 8 here A100", "(x) (ms) (ms) kernel"]
+    assert shown(study_table(result))[1:4] == ["over next", "multiple of 8 here A100", "(x) (ms) (ms) kernel"]

@@ -1,7 +1,6 @@
 """``gac bench --engine vllm`` in the engine's CPU build: ``make test-vllm`` runs it."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,11 +9,9 @@ import pytest
 from gac.evaluation.engines.records import EngineBench
 from gac.plan.plan import Plan
 from tests.cli.commands import refused, run
-from tests.models.small import small_config, small_model
-from tests.serving.test_vllm import LAYERS, save, shorter_values
+from tests.serving.engine import PYTHON, needs_vllm, save, shorter_values, small
 
-PYTHON = os.environ.get("GAC_VLLM", "")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="needs an environment with vLLM: make test-vllm")
+pytestmark = needs_vllm
 OPTIONS = ("--engine", "vllm", "--engine-python", PYTHON, "--engine-option", "dtype=float32")
 EAGER = ("--engine-option", "enforce_eager=true")
 
@@ -27,19 +24,18 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pair_is_timed_in_turns(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
-    dense, small, written = tmp_path / "dense", tmp_path / "small", tmp_path / "bench.json"
-    save("llama", make_plan, small)
-    small_model(small_config("llama", hidden_size=128, num_hidden_layers=LAYERS)).save_pretrained(dense)
+    dense, compressed, written = tmp_path / "dense", tmp_path / "small", tmp_path / "bench.json"
+    save(small("llama"), make_plan, compressed)
+    small("llama").save_pretrained(dense)
     workloads = ("--workload", "prefill:2x64", "--workload", "decode:2@64", "--workload", "throughput:8x64")
     figure = tmp_path / "speeds.png"
-    result = run(
-        "bench", small, "--against", dense, *OPTIONS, *EAGER, *workloads, "--turns", 2, "-o", written, "--plot", figure
-    )
+    models = (compressed, "--against", dense)
+    result = run("bench", *models, *OPTIONS, *EAGER, *workloads, "--turns", 2, "-o", written, "--plot", figure)
     assert result.exit_code == 0, result.output
     bench = EngineBench.load(written)
     assert (bench.in_turns, bench.turns, bench.memory_share) == (True, 2, None)
     assert bench.device.startswith("CPU")
-    assert [model.name for model in bench.models] == [str(dense), str(small)]
+    assert [model.name for model in bench.models] == [str(dense), str(compressed)]
     assert [model.digest is None for model in bench.models] == [True, False]
     for model in bench.models:
         assert [timing.workload for timing in model.timings] == [word for word in workloads if ":" in word]
@@ -55,7 +51,7 @@ def test_a_plan_that_the_engine_does_not_run_is_refused(make_plan: Callable[...,
 
 
 def test_an_architecture_that_the_engine_does_not_have_is_refused(tmp_path: Path) -> None:
-    small_model(small_config("llama")).save_pretrained(tmp_path / "strange")
+    small("llama").save_pretrained(tmp_path / "strange")
     path = tmp_path / "strange" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["StrangeForCausalLM"]}))
     said = refused("bench", tmp_path / "strange", *OPTIONS, *EAGER, "--workload", "decode:1@8")

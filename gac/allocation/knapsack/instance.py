@@ -146,7 +146,6 @@ def parse_instance(
 
 
 def costs_of(groups: Sequence[Group], choice: Sequence[int]) -> tuple[int, ...]:
-    """Sum the costs of a choice under each limit, in Python's integers."""
     rows = [group.costs[item].tolist() for group, item in zip(groups, choice, strict=True)]
     return tuple(map(sum, zip(*rows, strict=True)))
 
@@ -297,7 +296,6 @@ class Rows:
         return [row for row, after in enumerate((*self.shifts[1:], 0)) if not after]
 
     def extend(self, choice: Sequence[int]) -> tuple[int, ...]:
-        """Append the items of the extra groups to a choice within the original limits."""
         positions = self.items.starts[: len(choice)] + np.asarray(choice)
         split = [row for row in reversed(range(len(self.shifts))) if self.shifts[row]]
         rest = [self.limits[row] - int(self.items.costs[row, positions].sum()) for row in split]

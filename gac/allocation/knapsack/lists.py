@@ -85,7 +85,6 @@ class Core:
 
     @property
     def root(self) -> States:
-        """The default choice."""
         return np.zeros((len(self.free) + 3, 1), dtype=np.int64)
 
     @property
@@ -95,7 +94,6 @@ class Core:
 
     @cached_property
     def least(self) -> Ints:
-        """The smallest reduced value of each group."""
         return np.minimum.reduceat(self.reduced, self.starts[:-1]) if len(self.reduced) else self.reduced
 
     @cached_property
@@ -163,7 +161,24 @@ def _extended(states: States, core: Core, group: int, tree: Tree, room: int, wor
     return grown
 
 
-def best_choice(core: Core, work: Work) -> tuple[list[int] | None, int, int, int]:
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """Result of the search of one margin.
+
+    Attributes:
+        choice: the best one (one item position a group), or None.
+        room: no other choice exceeds the bound by less and has a smaller value; 0 where the search gave up.
+        looked: states and pairs that were looked at in the end.
+        longest: states of the longest list.
+    """
+
+    choice: Ints | None
+    room: int
+    looked: int = 0
+    longest: int = 0
+
+
+def best_choice(core: Core, work: Work) -> Searched:
     """Find the best choice within the room, in lists that hold between them every such choice, or a better one.
 
     The shorter list takes its next group. Under several limits the left one goes from groups with fine steps in cost to
@@ -171,8 +186,7 @@ def best_choice(core: Core, work: Work) -> tuple[list[int] | None, int, int, int
     what does not fit.
 
     Returns:
-        The items that it takes instead of the default ones (None without a choice), the room that was searched (0 where
-        the join is incomplete), the states and pairs that were looked at, and the states of the longest list.
+        As its choice the items that it takes instead of the default ones; as room 0 where the join is incomplete.
 
     Raises:
         GivenUpError: a list is too long, or the work is spent.
@@ -190,10 +204,11 @@ def best_choice(core: Core, work: Work) -> tuple[list[int] | None, int, int, int
             longest = max(longest, len(half))
         left, right = (half.states for half in halves)
     best, complete, pairs = _join(left, right, core.within(room), work)
-    looked, items = left.shape[1] + right.shape[1] + pairs, None
+    items = None
     if best is not None:
-        items = [*tree.items(int(left[NODE, best[0]])), *tree.items(int(right[NODE, best[1]]))]
-    return items, room if complete else 0, looked, longest
+        path = [*tree.items(int(left[NODE, best[0]])), *tree.items(int(right[NODE, best[1]]))]
+        items = np.array(path, dtype=np.int64)
+    return Searched(items, room if complete else 0, left.shape[1] + right.shape[1] + pairs, longest)
 
 
 def _single_limit_lists(core: Core, tree: Tree, work: Work) -> tuple[States, States]:

@@ -25,11 +25,11 @@ def relax(items: Ragged) -> tuple[Floats, Ints | None]:
     Returns:
         The multipliers (loss per unit of each limit), and a choice within the limits or None.
     """
-    return _relax_single(items) if len(items.costs) == 1 else _relax_several(items)
+    return _cutting_planes(items) if len(items.costs) == 1 else _column_generation(items)
 
 
-def _relax_single(items: Ragged) -> tuple[Floats, Ints]:
-    """Maximise the dual of one limit by cutting planes: the next multiplier is where the two tangents meet.
+def _cutting_planes(items: Ragged) -> tuple[Floats, Ints]:
+    """Maximise the dual of one limit: the next multiplier is where the two tangents meet.
 
     The cost of the minimiser falls as the multiplier rises. So between two multipliers only items whose cost is
     between the two choices can be chosen: the arrays shrink as the bracket closes.
@@ -65,8 +65,8 @@ def _lexicographic_minimum(items: Ragged, first: Floats | Ints, second: Floats |
     return items.first_minimum(np.where(smallest, second, above))
 
 
-def _relax_several(items: Ragged) -> tuple[Floats, Ints | None]:
-    """Column generation: a small linear program over the columns so far prices all items for the next ones.
+def _column_generation(items: Ragged) -> tuple[Floats, Ints | None]:
+    """Price all items for the next columns by a small linear program over the columns so far.
 
     A column that breaks a limit may do so at a penalty, so that the program always has a solution.
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gac.allocation.knapsack.instance import Mask, Ragged
-from gac.allocation.knapsack.lists import STEPS, Core, GivenUpError, Work, best_choice
+from gac.allocation.knapsack.lists import STEPS, Core, GivenUpError, Searched, Work, best_choice
 from gac.allocation.knapsack.relaxation import Bound
 from gac.core.arrays import Ints
 
@@ -25,23 +25,6 @@ class Outcome:
     lower: int
     core: int
     search: str
-
-
-@dataclass(frozen=True, eq=False)
-class Searched:
-    """Result of the search of one margin.
-
-    Attributes:
-        choice: the best one (one item position a group), or None.
-        room: no other choice exceeds the bound by less and has a smaller value; 0 where the search gave up.
-        looked: states and pairs that were looked at in the end.
-        longest: states of the longest list.
-    """
-
-    choice: Ints | None
-    room: int
-    looked: int = 0
-    longest: int = 0
 
 
 def settle(items: Ragged, bound: Bound, choice: Ints, work: Work, enough: int = 0) -> Outcome:
@@ -119,14 +102,10 @@ def search_margin(
 ) -> Searched:
     """Find the best choice within the limits and the margin whose value is below ``value``, or one a bit beyond.
 
-    The reduced values of every choice within the margin sum to less than its room; all of those are
-    enumerated, but for the ones that another one dominates, and those that are bound
-    to leave so much of the limits unused that they are not within the margin. So if a complete search finds nothing
-    there, there is nothing. A choice beyond, in ``REACH`` times the room, is a better incumbent, not an optimum.
-    Where a list grows too long, or the work is spent, the search gives up.
-
-    Args:
-        room, least_room, many: see ``Core``.
+    The reduced values of every choice within the margin sum to less than its room. All of those are enumerated, but
+    for dominated ones, and for those that leave too much of the limits unused to be within the margin. So a complete
+    search that finds nothing proves that there is nothing. A choice beyond, in ``REACH`` times the room, is a better
+    incumbent, not an optimum. ``room``, ``least_room`` and ``many`` are as in ``Core``.
     """
     room, default = min(room, value - bound.lower), items.first_minimum(bound.reduced)
     near = bound.reduced < room
@@ -151,14 +130,14 @@ def search_margin(
         multipliers=bound.multipliers[limits],
     )
     try:
-        deviating, room, looked, longest = best_choice(core, work)
+        searched = best_choice(core, work)
     except GivenUpError:
         return Searched(None, 0)
-    if deviating is None:
-        return Searched(None, room, looked, longest)
+    if searched.choice is None:
+        return searched
     choice = default.copy()
-    choice[items.group[deviating]] = deviating
-    return Searched(choice, room, looked, longest)
+    choice[items.group[searched.choice]] = searched.choice
+    return replace(searched, choice=choice)
 
 
 def _limits_that_can_bind(costs: Ints, starts: Ints, free: Ints) -> Ints:

@@ -135,7 +135,6 @@ class Ranks:
         return torch.cat(parts)
 
     def wait(self) -> None:
-        """Wait for all processes."""
         if self.count > 1:
             self._call(dist.barrier, group=self._groups["cpu"])
 

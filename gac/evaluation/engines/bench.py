@@ -132,7 +132,8 @@ def _check(name: str, runs: Sequence[EngineWorkload]) -> None:
     """Refuse a model that vLLM cannot open by its name, or that has fewer positions than a workload needs."""
     if name in PACKAGED or name in SHAPES:
         problem = f"model {name!r}, which vLLM cannot open"
-        raise ModelError(problem, "a directory in transformers' format, or a hub id", "Name the directory of a model.")
+        remedy = "Name a directory; gac export DIR --merge -o DENSE writes one of the dense shapes."
+        raise ModelError(problem, "a directory in transformers' format, or a hub id", remedy)
     config = load_config(name).get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     longest = max(runs, key=lambda run: run.longest)

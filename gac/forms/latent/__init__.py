@@ -47,8 +47,6 @@ class LatentGemms(Latency):
 
 
 class LatentCache(KVCache):
-    """Latents in place of keys or values, in ``bits`` where they are quantised."""
-
     form: "Latent"
 
     def __init__(self, form: "Latent") -> None:

@@ -5,8 +5,6 @@ from gac.models.sites import Side, Weight
 
 
 class Narrow(Shorter):
-    """The MLP with fewer neurons."""
-
     name = "narrow"
     symbol = "w"
     served = True

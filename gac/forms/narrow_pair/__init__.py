@@ -76,7 +76,6 @@ class NarrowPair(LowRank):
         return NARROW, self.width
 
     def truncated(self, weight: Weight) -> Weight:
-        """The weight as ``narrow`` leaves it."""
         narrow, width = self.shortening(1)
         size = narrow.size(weight, width)
         if narrow.shortens(weight) == "out":

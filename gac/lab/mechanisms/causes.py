@@ -81,7 +81,6 @@ class Run:
 
 
 def runs_of(sweep: Sweep, dim: int, header: Header) -> tuple[Run, ...]:
-    """Read the kernels recorded at one dim of a sweep, in order."""
     launches = sweep.launches[int(sweep.dims.searchsorted(dim))]
     kernels = [describe(launch.name) for launch in launches]
     gemms = gemms_of(Operation(sweep.operator, (*sweep.fixed, (sweep.axis, dim))))

@@ -208,7 +208,6 @@ class _Inspection:
         )
 
     def nearest(self, rules: Sequence[Rule]) -> tuple[int | None, int | None]:
-        """Return the nearest dims below and above that keep these rules, within reach."""
         below, above = range(self.dim - 1, max(0, self.dim - REACH), -1), range(self.dim + 1, self.dim + REACH)
         lower, higher = (next((dim for dim in dims if self.is_sound(rules, dim)), None) for dims in (below, above))
         return lower, higher

@@ -66,7 +66,6 @@ class Setting:
 
     @property
     def backend(self) -> str | None:
-        """Backend of attention; None of other operators."""
         return self.description.backend if isinstance(self.description, Sdpa) else None
 
     @property
@@ -128,7 +127,6 @@ class Rule:
     before: str | None = None
 
     def holds_on(self, compute_capability: str) -> bool:
-        """Return True if GPUs of this compute capability impose the rule."""
         capability = parse_capability(compute_capability)
         ended = self.before is not None and capability >= parse_capability(self.before)
         return parse_capability(self.since) <= capability and not ended
@@ -142,7 +140,6 @@ def rules_for(setting: Setting) -> tuple[Rule, ...]:
 
 
 def _kinds(setting: Setting) -> set[str]:
-    """Name the kinds of axis that this one is."""
     row, scheme, backend = bool(setting.sides), setting.scheme, setting.backend
     head_dim = backend if setting.axis == "d" else None
     cublas = setting.description.cublas and scheme is None
@@ -174,7 +171,6 @@ def _kinds(setting: Setting) -> set[str]:
 
 
 def _aligned(divisor: int) -> Judge:
-    """Rows whose bytes are a multiple of the divisor."""
 
     def judge(dim: int, setting: Setting) -> Judgement:
         size = setting.row_bytes(dim)

@@ -25,7 +25,6 @@ def _median_slowdown(readings: Readings, point: PointAt, dims: Iterable[int], na
 
 
 def _classes_note(readings: Readings, point: PointAt, dims: Iterable[int], axis: str) -> str:
-    """Note the median slowdown of each alignment class below 8."""
     parts = []
     for step, name in ((1, f"odd {axis}"), (2, f"{axis} % 4 == 2"), (4, f"{axis} % 8 == 4")):
         members = [dim for dim in dims if dim & -dim == step]
@@ -65,7 +64,6 @@ def _with_others(figures: Mapping[int, float | None], *others: int) -> dict[int,
 
 
 def head_dim_groups(dims: Sequence[int]) -> dict[str, list[Point]]:
-    """Group points at aligned and misaligned head_dims, for ``kernels_note``."""
     aligned, others = ([sdpa(d) for d in dims if (d % 8 == 0) == even] for even in (True, False))
     return {"head_dim % 8 == 0": aligned, "the others": others}
 

@@ -16,7 +16,6 @@ def gemm(m: int, k: int, n: int, dtype: str = "fp16") -> Point:
 
 
 def along(operator: str, axis: str, **fixed: int) -> PointAt:
-    """Return what makes the points along one axis, the other axes fixed."""
     return lambda size: Point(operation(operator, **fixed, **{axis: size}), "fp16")
 
 

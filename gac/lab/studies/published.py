@@ -22,7 +22,6 @@ def palu(quantity: str) -> list[int]:
 
 
 def sdpa_ms(study: str) -> dict[int, float | None]:
-    """Latency by head_dim in one experiment."""
     return {row.head_dim: row.latency_ms for row in rows("a100_sdpa", study=study)}
 
 

@@ -92,14 +92,12 @@ class Study:
     assess: Assess
 
     def points(self) -> tuple[Point, ...]:
-        """List the points to time, each once."""
         return tuple(dict.fromkeys(self.list_points()))
 
     def judge(self, find: Find) -> StudyResult:
         """Make the table and the verdict from measurements alone; ``find`` returns None for a missing one.
 
-        Raises:
-            ProfileError: points were not measured, or a verdict by kernels lacks them.
+        A ProfileError says if points were not measured, or a verdict by kernels lacks them.
         """
         readings = Readings.of(self.name, self.points(), find)
         try:
@@ -146,7 +144,6 @@ class Band:
     write: Callable[..., str] = times
 
     def finding(self, figure: float, rows: Iterable[tuple[Cell, ...]], *notes: str, **values: Any) -> Finding:
-        """Judge by one figure, which has a note near an edge."""
         edges = (self.absent, self.least, self.most)
         as_published, absent = self.least <= figure <= self.most, figure < self.absent
         values["figure"] = self.write(figure, *edges)

@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -161,19 +162,17 @@ class Operator(Runner):
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         """List what one launch reads: activations first, then weights, then scales."""
-        activations, *weights = (_sizes(names, axes) for names in self.reads)
-        return Operand(activations, numbers_of(dtype)), *(Operand(sizes, dtype) for sizes in weights)
+        dtypes = chain([numbers_of(dtype)], repeat(dtype))
+        return tuple(Operand(_sizes(names, axes), numbers) for names, numbers in zip(self.reads, dtypes, strict=False))
 
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         """List what one launch writes: intermediates first, results last."""
         return tuple(Operand(_sizes(names, axes), numbers_of(dtype)) for names in self.writes)
 
     def flops(self, axes: Axes) -> int:
-        """Count the floating-point operations that the result needs, a multiply-add as two."""
         return 2 * sum(math.prod(_sizes(names, axes)) for names in self.products)
 
     def bytes(self, axes: Axes, dtype: str) -> int:
-        """Count the fewest bytes to move: every operand once."""
         return sum(operand.bytes for operand in (*self.inputs(axes, dtype), *self.outputs(axes, dtype)))
 
     def unmet(self, axes: Axes) -> str | None:
@@ -192,7 +191,6 @@ class Operator(Runner):
         return f"scheme {scheme.name} needs {scheme.shape_requirement}: {sizes}"
 
     def gemms(self, axes: Axes) -> list[Operation]:
-        """List its GEMMs as operations, in the order of ``products``."""
         return [(batched_gemm if "b" in names.split() else linear)(*_sizes(names, axes)) for names in self.products]
 
     def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence[Any]:
@@ -209,7 +207,6 @@ def indivisible(axes: Axes, names: tuple[str, ...], divisor: int) -> str | None:
 
 
 def relative_error(runner: Runner, inputs: Sequence[Any], result: Sequence["Tensor"]) -> float:
-    """Return the relative Frobenius error of what the runner compares; NaN if any of it is NaN."""
     actual, expected = runner.compare(inputs, result)
     return float((actual.float() - expected).norm() / expected.norm())
 
@@ -228,7 +225,6 @@ def corners(matrix: "Tensor") -> "Tensor":
 
 
 def joined(parts: Sequence[tuple["Tensor", "Tensor"]]) -> tuple["Tensor", "Tensor"]:
-    """Concatenate pairs of a part of the result and its reference to one pair of vectors."""
     import torch
 
     actual, expected = ([part.flatten() for part in side] for side in zip(*parts, strict=True))

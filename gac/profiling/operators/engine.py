@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gac.plan.engines import STEPS
-from gac.profiling.operators.base import Axes, Operand, Operator
+from gac.profiling.operators.base import Operator
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,12 +19,6 @@ class EngineStep(Operator):
 
     def __init__(self, name: str) -> None:
         self.name = name
-
-    def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        return ()
-
-    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        return ()
 
     def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
         raise RuntimeError("an engine runs whole steps: gac profile --engine vllm")

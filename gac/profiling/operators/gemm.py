@@ -157,8 +157,6 @@ class LowRank(Operator):
 
 
 class ServedLowRank(LowRank):
-    """``low_rank`` as GAC's plugin runs it in vLLM."""
-
     name = "served_low_rank"
     served = True
     stored = False
@@ -270,7 +268,6 @@ class Heads(BatchedGemm):
         return 2 * axes["m"] * axes["k"] * sum(self.dims(axes))
 
     def bytes(self, axes: Axes, dtype: str) -> int:
-        """Count the fewest bytes to move: x, and the weights and results of the dims asked for."""
         m, k, heads, columns = axes["m"], axes["k"], axes["heads"], sum(self.dims(axes))
         return sum(Operand(shape, dtype).bytes for shape in ((heads, m, k), (columns, k), (m, columns)))
 

@@ -47,7 +47,6 @@ def collective_points(gpus: int, workloads: Sequence[Workload] = WORKLOADS, dtyp
 
 
 def _columns(step: int) -> list[int]:
-    """List multiples of a step, the last at or above the widest."""
     halves = (factor * 2**doubled for doubled in count() for factor in (2, 3))
     narrower = takewhile(lambda n: n < WIDEST, (factor * step * _NARROWEST // 2 for factor in halves))
     return [*narrower, -(-WIDEST // step) * step]
@@ -88,12 +87,11 @@ def time_in_lockstep(
     passes: int = PASSES,
     seconds: float | None = None,
 ) -> None:
-    """Sweep over the points on rank 0, and measure each of them on the other ranks too; raises as ``run_sweep``."""
     if ranks.leads:
         run_sweep(points, path, Lockstep(measurer, ranks), header, passes, seconds)
-        ranks.once(_end)
+        ranks.once(lambda: None)  # the end
         return
-    while (broadcast := ranks.once(_end)) is not None:
+    while (broadcast := ranks.once(lambda: None)) is not None:
         try:
             measurer.measure(*broadcast)
         except DeviceLostError as lost:
@@ -116,12 +114,7 @@ class Lockstep:
         return [()] * len(points)
 
 
-def _end() -> tuple[Point, bool] | None:
-    return None
-
-
 def _estimate(points: Sequence[Point], path: str | Path | None, passes: int) -> Estimate:
-    """Estimate with a header of all GPUs and their link; ProfileError for one, or for several hosts or kinds."""
     ranks = this_run()
     hosts = len({*ranks.gathered(platform.node())})
     if ranks.count == 1 or hosts > 1:

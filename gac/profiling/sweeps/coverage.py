@@ -165,7 +165,6 @@ def _swept(operator: Operator, sweep: AxisSweep) -> Iterator[Operation]:
 
 
 def check_dtype(dtype: str) -> None:
-    """Raise ProfileError if the dtype is neither ``bf16`` nor ``fp16``."""
     if dtype not in DTYPES:
         raise ProfileError(f"dtype {dtype!r}", f"one of {', '.join(DTYPES)}", "Correct the name.")
 

@@ -150,7 +150,6 @@ class Journal:
 
 
 def check_same_machine(path: Path, recorded: Header, here: Header) -> None:
-    """Raise ProfileError for a file that was begun on another machine or with other software."""
     different = []
     for name in Header.__struct_fields__:
         old, new = getattr(recorded, name), getattr(here, name)

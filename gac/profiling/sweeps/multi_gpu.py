@@ -101,7 +101,6 @@ def measurers_on(gpus: int, points: Sequence[Point]) -> Iterator[tuple[Header, C
 
 
 def common_header(headers: Sequence[Header]) -> Header:
-    """Return the first GPU's header, which names the others and the other users of all; ProfileError if they differ."""
     first, *others = headers
     for number, other in enumerate(others, 1):
         for name in sorted({*Header.__struct_fields__} - _MAY_DIFFER):

@@ -90,7 +90,6 @@ def missing(points: Sequence[Point], find: Callable[[Point], Measurement | None]
 
 
 def sentinels_of(points: Sequence[Point]) -> list[Point]:
-    """Choose three of the points, evenly spread when they are sorted from cheap to expensive."""
     ordered = sorted(points, key=lambda point: work_of(point.operation, point.dtype))
     chosen = {(2 * number + 1) * len(ordered) // (2 * _SENTINELS) for number in range(_SENTINELS)}
     return [ordered[index] for index in sorted(chosen)] if ordered else []

@@ -29,7 +29,6 @@ _POLICIES = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_preci
 
 
 def fingerprint() -> Header:
-    """Return the header of a profile measured here and now; ProfileError without a CUDA device that answers."""
     require_gpu()
     properties = _properties()
     return Header(
@@ -55,7 +54,6 @@ def fingerprint() -> Header:
 
 
 def require_gpu(otherwise: str | None = None) -> str:
-    """Return the name of the current CUDA device; ProfileError where there is none, with ``otherwise`` as remedy."""
     if not torch.cuda.is_available():
         shipped = ", ".join(path.stem for path in shipped_profiles()) or "(none is shipped)"
         raise ProfileError(
@@ -71,7 +69,6 @@ def uuid() -> str:
 
 
 def link_between(uuids: Sequence[str]) -> str:
-    """Return ``NVLink`` if all these GPUs of the host reach each other so, else ``PCIe``."""
     import pynvml
 
     with _driver("the link between the GPUs"):
@@ -135,7 +132,6 @@ def _other_users(pids: list[int], utilization: list[int]) -> str:
 
 
 def _cublas_version() -> str:
-    """Return the version of the cuBLAS that PyTorch has loaded; ``unknown`` where the library has another name."""
     try:
         library = ctypes.CDLL(f"libcublas.so.{str(torch.version.cuda).split('.')[0]}")
     except OSError:

@@ -167,7 +167,6 @@ def launches_by_mark(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Lau
 
 
 def short_name(kernel: str) -> str:
-    """Return a kernel's name without its return type and its arguments."""
     depth, cut, start = 0, len(kernel), 0
     for index, letter in enumerate(kernel):
         if letter == "(" and depth == 0 and not kernel.startswith("(anonymous", index):

@@ -30,7 +30,6 @@ class Pools:
         self._next: dict[tuple[str, bool], int] = {}
 
     def cut(self, operand: Operand) -> Tensor:
-        """Return the next view for an operand that is read: random values."""
         dtype = DTYPES[operand.dtype]
         if dtype.is_floating_point:
             return self._view(operand.dtype, operand.shape, read=True)
@@ -42,7 +41,6 @@ class Pools:
         return self._view(operand.dtype, operand.shape, read=False)
 
     def _view(self, name: str, shape: tuple[int, ...], read: bool) -> Tensor:
-        """Return the next contiguous view of this shape; RuntimeError where the buffer is smaller."""
         key, dtype = (name, read), DTYPES[name]
         size, capacity = math.prod(shape), self._limit_bytes // dtype.itemsize
         if size > capacity:

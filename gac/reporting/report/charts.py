@@ -43,7 +43,6 @@ def letter_of(number: int) -> str:
 
 
 def _chart(sources: Sources, against: str) -> dict[str, Any]:
-    """Predicted perplexity against one cost."""
     plan, frontier = sources.plan, sources.frontier
     times = {timed.workload: timed for timed in plan.workloads}
     dense = plan.amount(against)[1] if against in COSTS else times[against].dense_ns or 0

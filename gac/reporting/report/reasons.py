@@ -24,8 +24,6 @@ _REACH = 256
 
 @dataclass(frozen=True)
 class Trade:
-    """The changes that an alternative would make."""
-
     choice: str  # the alternative in words
     freed: int  # parameters that it uses less (bytes, where these are limited); negative: more
     lost: float  # nats a token that it loses more; negative: less
@@ -61,7 +59,6 @@ def _trade(plan: Plan, site: SiteChoice, other: Candidate) -> Trade:
 
 
 def nearest_smaller(plan: Plan, site: SiteChoice) -> Trade | None:
-    """The alternative that is smaller; None where the plan knows none."""
     return next((trade for trade in trades(plan, site) if trade.freed > 0), None)
 
 

@@ -18,12 +18,7 @@ logger = logging.getLogger("gac")
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """The plan of a page, and what stands beside it.
-
-    Raises:
-        PlanError: a plan or the frontier is for another model, or the frontier's losses are of another scale.
-        ProfileError: the profile is not the one that the plan names.
-    """
+    """The plan of a page, and what stands beside it; errors as for ``gac.report``."""
 
     plan: Plan
     name: str = "plan"  # of the plan, on the page

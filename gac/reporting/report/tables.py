@@ -108,7 +108,6 @@ def _traded(trade: Trade, where: str = "") -> Values:
 
 
 def about_dense(plan: Plan) -> str:
-    """The introduction of that table."""
     if rule := rule_of(plan):
         return f"The rule {rule} weighs no other choice against staying dense."
     if not any(site.alternatives for site in plan.sites):
@@ -120,7 +119,6 @@ def about_dense(plan: Plan) -> str:
 
 
 def plans_table(sources: Sources) -> Table:
-    """One row a plan, the page's own first."""
     workloads = [timed.workload for timed in sources.plan.workloads]
     plans = [("P", sources.name, sources.plan, "")]
     for number, (name, comparison) in enumerate(sources.comparisons.items()):

@@ -368,7 +368,7 @@ class CompressedModel:
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         if config._attn_implementation == "vllm":
-            remedy = "for vLLM install gpu-aligned-compression beside it"
+            remedy = "for vLLM run: pip install gpu-aligned-compression"
             raise ValueError(f"attention of vLLM; expected one in transformers, which runs this model; {remedy}.")
         super().__init__(config, *args, **options)
         if getattr(config, "gac", None) is not None:

@@ -1,5 +1,6 @@
 """The plugin for vLLM: compressed models in the engine's own classes. ``vllm serve DIRECTORY`` finds it by itself."""
 
+from itertools import chain
 from typing import Any
 
 
@@ -14,11 +15,12 @@ def register() -> None:
 
     from gac.runtime.vllm.config import make_config
 
-    supported = ModelRegistry.get_supported_archs()
-    for model_type, architectures in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
-        for architecture in (architectures,) if isinstance(architectures, str) else architectures:
-            name = f"Gac{architecture}"
-            if architecture in supported and name not in supported:
-                ModelRegistry.register_model(name, f"gac.runtime.vllm.model:{name}")
+    registered = ModelRegistry.get_supported_archs()
+    names = [(name,) if isinstance(name, str) else name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]
+    for architecture in ("TransformersForCausalLM", *chain.from_iterable(names)):  # the first: vLLM's own, of any model
+        name = f"Gac{architecture}"
+        if name not in registered:
+            ModelRegistry.register_model(name, f"gac.runtime.vllm.model:{name}")
+    for model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         config: Any = make_config(model_type)
         _CONFIG_REGISTRY[config.model_type] = config

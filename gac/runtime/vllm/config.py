@@ -1,5 +1,6 @@
 """Configs of compressed models as vLLM takes them: the dense model's, with the key ``gac``."""
 
+from functools import cache
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PretrainedConfig
@@ -7,6 +8,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 from gac.runtime.contract import COMPRESSED, QUANTIZATION, chooses_code
 
 
+@cache
 def make_config(model_type: str) -> type[PretrainedConfig]:
     """Make the class that vLLM opens the config of a compressed model with.
 
@@ -21,7 +23,17 @@ class _CompressedConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
-        """Return the dense config, without keys that choose code or a quantiser: the plugin decides."""
+        """Return the dense config, without keys that choose code or a quantiser: the plugin decides.
+
+        A ValueError names what the engine does not run, before it starts.
+        """
+        from gac.runtime.vllm.check import checked_header  # it loads modules that no other model needs
+        from gac.runtime.vllm.heads import BACKEND, has_fewer_heads
+
         dropped = ("auto_map", QUANTIZATION)
         values = {name: value for name, value in config_dict.items() if not chooses_code(name) and name not in dropped}
-        return CONFIG_MAPPING[cls.dense_type].from_dict({**values, "model_type": cls.dense_type}, **options)
+        opened = CONFIG_MAPPING[cls.dense_type].from_dict({**values, "model_type": cls.dense_type}, **options)
+        config = opened[0] if isinstance(opened, tuple) else opened  # the other are options that it has no use for
+        if has_fewer_heads(checked_header(config).modules):
+            config.architectures = [f"Gac{BACKEND}"]
+        return opened

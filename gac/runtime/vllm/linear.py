@@ -2,22 +2,25 @@
 
 The layer stays of the engine's own class. What a plan changes is its *linear method*, which makes the parameters,
 loads them and multiplies by them.
+
+Over several GPUs, a layer that is split by outputs has its first factors whole in every process, and a part of the
+rows of the second ones. A layer that is split by inputs has a part of the columns of its first factor, and the second
+one whole: the layer sums its outputs over the processes, as it does those of dense weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.linear import (
-    LinearBase,
-    LinearMethodBase,
+    ColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
     UnquantizedLinearMethod,
 )
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 
 from gac.runtime.header import Module
 from gac.runtime.vllm.project import first_rows, gated_linear, linear, project
@@ -26,63 +29,17 @@ _SHARDS = {"q": 0, "k": 1, "v": 2, None: 0}
 """Positions of siblings by the names that vLLM loads them with; gate and up are 0 and 1."""
 
 
-class PlannedConfig(QuantizationConfig):  # type: ignore[misc]
-    """The linear methods of a plan. It takes the place of a quantisation config, through which vLLM chooses them.
+@dataclass(frozen=True)
+class _Part:
+    """Consecutive outputs of a weight that are divided among the processes: those of q, or of gate.
 
     Attributes:
-        used: names of the modules that a layer of vLLM has taken.
-
-    Args:
-        modules: the modules of the plan, by the name of the weight in transformers' model.
-        packed: names of the siblings of a layer of vLLM, by its own: ``{"qkv_proj": ["q_proj", ...]}``.
+        features: of the weight.
+        size: of these, in this process.
     """
 
-    def __init__(self, modules: Mapping[str, Module], packed: Mapping[str, Sequence[str]]) -> None:
-        super().__init__()
-        self.modules, self.packed = modules, packed
-        self.used: set[str] = set()
-
-    def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        if not isinstance(layer, LinearBase):
-            return None
-        block, _, name = prefix.rpartition(".")
-        stacked = prefix in self.modules  # in transformers too
-        names = [prefix] if stacked else [f"{block}.{sibling}" for sibling in self.packed.get(name, [name])]
-        modules = [self.modules.get(sibling) for sibling in names]
-        self.used |= self.modules.keys() & set(names)
-        if not any(modules):
-            return DenseLinearMethod()
-        absent = [module is not None and module.module in ("Absent", "Constant") for module in modules]
-        return AbsentLinearMethod() if all(absent) else PlannedLinearMethod(modules)
-
-    def get_name(self) -> Any:
-        return "gac"
-
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16, torch.float32]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return 70
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "PlannedConfig":
-        """Refuse: the model makes it from the key ``gac`` of its config."""
-        raise ValueError("quantization is 'gac'; expected none. Leave --quantization out: config.json says it all.")
-
-
-class AbsentLinearMethod(LinearMethodBase):  # type: ignore[misc]
-    """Stands for the weights of a block that is left out: it has no parameters, and never runs."""
-
-    def create_weights(self, layer: Any, *sizes: Any, **options: Any) -> None:
-        """Make nothing."""
-
-    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        raise RuntimeError(f"{layer.prefix} was run; it is left out.")
+    features: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -91,13 +48,18 @@ class _Sibling:
 
     Attributes:
         rank: of a low-rank pair; None: one matrix.
-        out_features: rows of the (second) matrix here.
+        parts: outputs of the (second) matrix; more than one where the dense model stacks weights.
         in_features: columns of the (first) matrix here.
     """
 
     rank: int | None
-    out_features: int
+    parts: tuple[_Part, ...]
     in_features: int
+
+    @property
+    def out_features(self) -> int:
+        """Rows of the (second) matrix here."""
+        return sum(part.size for part in self.parts)
 
     @property
     def rows(self) -> int:
@@ -148,22 +110,20 @@ class PlannedLinearMethod(DenseLinearMethod):
     ) -> None:
         """Make the parameters of this process, and tell the layer its new sizes."""
         self._by_input = isinstance(layer, RowParallelLinear)
-        sizes = output_partition_sizes
-        if len(self._modules) < len(sizes):
-            if layer.tp_size > 1:
-                raise ValueError(f"{layer.prefix} is one stacked weight, over {layer.tp_size} GPUs; expected one GPU.")
-            sizes = [sum(sizes)]
-        _check_heads(layer, self._modules)
+        # Kernels of adapters add to an output in one piece.
+        self._strided = isinstance(layer, QKVParallelLinear) and get_current_vllm_config().lora_config is None
+        dense = _dense_parts(layer, output_partition_sizes)
+        split = [dense] if len(self._modules) == 1 else [[part] for part in dense]
         siblings = [
-            self._sibling(layer, module, size, input_size) for module, size in zip(self._modules, sizes, strict=True)
+            self._sibling(layer, module, parts, input_size) for module, parts in zip(self._modules, split, strict=True)
         ]
         self._siblings = siblings
         layer.input_size_per_partition = siblings[0].in_features
         layer.input_size = siblings[0].in_features * (layer.tp_size if self._by_input else 1)
-        layer.output_partition_sizes = [sibling.out_features for sibling in siblings]
+        layer.output_partition_sizes = [part.size for sibling in siblings for part in sibling.parts]
         layer.output_size_per_partition = sum(layer.output_partition_sizes)
-        layer.output_size = layer.output_size_per_partition * (1 if self._by_input else layer.tp_size)
-        if hasattr(layer, "output_sizes") and len(siblings) == len(layer.output_sizes):
+        layer.output_size = layer.output_size_per_partition * _processes(layer)
+        if hasattr(layer, "output_sizes"):
             layer.output_sizes = [size * layer.tp_size for size in layer.output_partition_sizes]
         rows = sum(sibling.rows for sibling in siblings)
         seconds = sum(sibling.out_features * sibling.rank for sibling in siblings if sibling.rank)
@@ -171,14 +131,13 @@ class PlannedLinearMethod(DenseLinearMethod):
         if seconds:
             self._add(layer, "second", (seconds,), params_dtype, self._load_second)
 
-    def _sibling(self, layer: Any, module: Module | None, out_features: int, in_features: int) -> _Sibling:
-        rank = None
+    def _sibling(self, layer: Any, module: Module | None, dense: list[_Part], in_features: int) -> _Sibling:
+        rank, parts = None, dense
         if module is not None:
             rank, in_features = module.sizes.get("rank"), module.sizes["in_features"]
-            if not isinstance(layer, QKVParallelLinear):  # its sizes count heads that several processes have
-                planned = module.sizes["out_features"]
-                out_features = planned if self._by_input else _divided(layer, planned)
-        return _Sibling(rank, out_features, _divided(layer, in_features) if self._by_input else in_features)
+            parts = _planned_parts(layer, module.sizes["out_features"], dense)
+        here = _divided(layer, in_features, layer.tp_size) if self._by_input else in_features
+        return _Sibling(rank, tuple(parts), here)
 
     def _add(self, layer: Any, name: str, shape: tuple[int, ...], dtype: torch.dtype, load: Any) -> None:
         parameter = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
@@ -196,47 +155,68 @@ class PlannedLinearMethod(DenseLinearMethod):
         if self._by_input:
             loaded = loaded.narrow(1, layer.tp_rank * sibling.in_features, sibling.in_features)
         elif sibling.rank is None:
-            loaded = self._rows(layer, loaded, index)
+            loaded = _rows(layer, loaded, sibling.parts)
         parameter.data[start : start + sibling.rows].copy_(loaded)
 
     def _load_second(self, layer: Any, parameter: nn.Parameter, loaded: Tensor, index: int) -> None:
-        loaded = loaded if self._by_input else self._rows(layer, loaded, index)
+        rows = _rows(layer, loaded, self._siblings[index].parts)
         start = sum(before.out_features * (before.rank or 0) for before in self._siblings[:index])
-        parameter.data[start : start + loaded.numel()].copy_(loaded.reshape(-1))
-
-    def _rows(self, layer: Any, loaded: Tensor, index: int) -> Tensor:
-        """Return the rows of a weight that this process has: whole heads, or a part of the neurons."""
-        rows = self._siblings[index].out_features
-        replicas = getattr(layer, "num_kv_head_replicas", 1) if index else 1
-        return loaded.narrow(0, layer.tp_rank // replicas * rows, rows)
+        parameter.data[start : start + rows.numel()].copy_(rows.reshape(-1))
 
     def process_weights_after_loading(self, layer: Any) -> None:
         if not hasattr(layer, "second"):
             super().process_weights_after_loading(layer)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiply: x ``(tokens, in)`` gives ``(tokens, out)`` of all siblings, one beside the other."""
+        """Multiply: x ``(..., in)`` gives ``(..., out)`` of all siblings, one beside the other."""
         if not hasattr(layer, "second"):
             dense: Tensor = super().apply(layer, x, bias)
             return dense
-        ranks = [sibling.rank or 0 for sibling in self._siblings]
-        strided = isinstance(layer, QKVParallelLinear)
-        y: Tensor = project(x, layer.weight, layer.second, bias, ranks, layer.output_partition_sizes, strided)
+        ranks, sizes = zip(*((sibling.rank or 0, sibling.out_features) for sibling in self._siblings), strict=True)
+        tokens = x.reshape(-1, x.shape[-1])  # transformers' code has a batch
+        y: Tensor = project(tokens, layer.weight, layer.second, bias, list(ranks), list(sizes), self._strided)
+        y = y.view(*x.shape[:-1], y.shape[-1])
         return y if self.activation is None else self.activation(y)
 
 
-def _check_heads(layer: Any, modules: Sequence[Module | None]) -> None:
-    if not isinstance(layer, QKVParallelLinear):
-        return
-    keys, queries = (heads * layer.head_size for heads in (layer.total_num_kv_heads, layer.total_num_heads))
-    expected = (queries, keys, keys) if len(modules) == 3 else (queries + 2 * keys,)
-    for module, features in zip(modules, expected, strict=True):
-        if module is not None and module.sizes["out_features"] != features:
-            problem = f"{layer.prefix} has {module.sizes['out_features']} features in place of {features}"
-            raise ValueError(f"{problem}; expected all heads of the dense model, which this engine runs.")
+def _processes(layer: Any) -> int:
+    """Return the number of processes among which the outputs of a layer are divided."""
+    return layer.tp_size if isinstance(layer, ColumnParallelLinear) else 1
 
 
-def _divided(layer: Any, size: int) -> int:
-    if size % layer.tp_size:
-        raise ValueError(f"{layer.prefix} has {size} features; expected a multiple of {layer.tp_size} processes.")
-    return int(size // layer.tp_size)
+def _dense_parts(layer: Any, sizes: list[int]) -> list[_Part]:
+    """Return the outputs of the dense layer. Processes that are more than the KV heads share these."""
+    features = [size * _processes(layer) for size in sizes]
+    if isinstance(layer, QKVParallelLinear):
+        features[1:] = [layer.total_num_kv_heads * layer.head_size, layer.total_num_kv_heads * layer.v_head_size]
+    return [_Part(*part) for part in zip(features, sizes, strict=True)]
+
+
+def _planned_parts(layer: Any, features: int, dense: list[_Part]) -> list[_Part]:
+    """Return the outputs of a module; those of gate and up, in one matrix, are equally many."""
+    expected = sum(part.features for part in dense)
+    if features == expected:
+        return dense
+    if isinstance(layer, QKVParallelLinear):
+        problem = f"{layer.prefix} has {features} features in place of {expected}"
+        raise ValueError(f"{problem}; expected all heads of the dense model, which this engine runs.")
+    each = features // len(dense)
+    return [_Part(each, _divided(layer, each, _processes(layer)))] * len(dense)
+
+
+def _rows(layer: Any, loaded: Tensor, parts: Sequence[_Part]) -> Tensor:
+    """Return the rows of a weight that this process has."""
+    rows, start = [], 0
+    for part in parts:
+        sharing = part.size * _processes(layer) // part.features
+        index = layer.tp_rank // sharing if _processes(layer) > 1 else 0
+        rows.append(loaded.narrow(0, start + index * part.size, part.size))
+        start += part.features
+    return torch.cat(rows)
+
+
+def _divided(layer: Any, size: int, processes: int) -> int:
+    if size % processes:
+        problem = f"{layer.prefix} has {size} features; expected a multiple of {processes} processes"
+        raise ValueError(f"{problem}. Make the plan with tensor_parallel={processes}, or serve it on one GPU.")
+    return int(size // processes)

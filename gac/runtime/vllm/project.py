@@ -80,10 +80,11 @@ def _shape(
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply tokens ``(..., in)`` by a weight ``(out, in)``."""
-    if x.dim() > 2 or len(x) > FEW_ROWS:
+    rows = x.reshape(-1, x.shape[-1])  # the Transformers backend has a batch of one
+    if len(rows) > FEW_ROWS:
         return torch.nn.functional.linear(x, weight, bias)
-    out = x.new_empty(len(x), len(weight))
-    multiply(x, weight, out, bias)
+    out = _linear_shape(x, weight, bias)
+    multiply(rows, weight, out.view(-1, len(weight)), bias)
     return out
 
 
@@ -94,8 +95,9 @@ def _linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _gated(x: Tensor, weight: Tensor) -> Tensor:
     """Return ``silu(gate) * up`` ``(..., n)`` of tokens ``(..., in)``, of gate and up in one weight ``(2 n, in)``."""
     out = _gated_shape(x, weight)
-    if x.dim() == 2 and len(x) == 1 and kernels_run(x, weight):
-        gated_row(x, weight, out)
+    rows = x.reshape(-1, x.shape[-1])
+    if len(rows) == 1 and kernels_run(rows, weight):
+        gated_row(rows, weight, out)
     else:
         torch.ops._C.silu_and_mul(out, _linear(x, weight, None))
     return out

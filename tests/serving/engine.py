@@ -1,0 +1,145 @@
+"""Small compressed models beside vLLM: what ``generate`` of transformers writes, and what the engine does."""
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gac.models.families import family_of
+from gac.plan.plan import Plan
+from tests.compression.compressed import compressed
+from tests.models.small import small_config, small_model
+
+PYTHON = os.environ.get("GAC_VLLM", "")
+needs_vllm = pytest.mark.skipif(not PYTHON, reason="needs an environment with vLLM: make test-vllm")
+WORKER = Path(__file__).with_name("vllm_worker.py")
+LAYERS, TOKENS = 6, 16
+SOME = ("q_proj", "gate_proj", "gate_up_proj", "qkv_proj", "fc1", "c_fc", "c_attn", "query_key_value", "dense_h_to_4h")
+EXACT = 1e-3
+"""Difference of log probabilities in float32, of sums in another order."""
+
+
+def changes(config: Any) -> dict[str, tuple[str, int]]:
+    """A dense layer; pairs of some siblings, of the others, and of all weights; narrower MLPs; skipped blocks."""
+    chosen = {}
+    for site in family_of(config).sites(config):
+        for weight in site.weights:
+            some = weight.name.rpartition(".")[2] in SOME
+            if site.layer in (1, 3) and some == (site.layer == 1):
+                chosen[weight.name] = ("low_rank", 16)
+            elif site.layer == 2 and weight.neurons:
+                chosen[weight.name] = ("narrow", 96)
+            elif site.layer == 4:
+                chosen[weight.name] = ("narrow_pair:80", 24) if weight.neurons else ("low_rank", 24)
+            elif weight.block and (site.layer, weight.neurons is None) in ((2, True), (5, False)):
+                chosen[weight.name] = ("skip", 0)
+    return chosen
+
+
+def prompts() -> list[list[int]]:
+    """Draw 20 prompts of 4 to 23 tokens."""
+    draw = random.Random(0)
+    return [[draw.randrange(3, 250) for _ in range(4 + index)] for index in range(20)]
+
+
+@dataclass
+class Request:
+    """A compressed model in a directory, and how vLLM runs it.
+
+    Attributes:
+        name: of the files that vLLM's process writes beside the model.
+        expected: ``tokens`` of ``generate``, their ``logprobs``, and ``rows`` of those of all tokens.
+    """
+
+    directory: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    expected: dict[str, Any] = field(default_factory=dict)
+    adapter: Path | None = None
+    name: str = "answer"
+
+    def sent(self) -> dict[str, Any]:
+        options = {"dtype": "float32", "enforce_eager": True, **self.options}
+        adapter = str(self.adapter) if self.adapter else None
+        request = {"name": self.name, "directory": str(self.directory), "options": options, "adapter": adapter}
+        return {**request, "prompts": prompts(), "tokens": TOKENS}
+
+    @property
+    def log(self) -> str:
+        return (self.directory / f"{self.name}.log").read_text()
+
+    def answer(self) -> dict[str, Any]:
+        path = self.directory / f"{self.name}.json"
+        assert path.exists(), self.log[-4000:]
+        answer: dict[str, Any] = json.loads(path.read_text())
+        return answer
+
+    def gaps(self) -> list[float]:
+        """Return for each sequence how much more probable the token of ``generate`` is where vLLM first wrote another.
+
+        The difference of log probabilities is 0 where all tokens are equal.
+        """
+        gaps = []
+        expected = zip(self.expected["tokens"], self.expected["rows"], strict=True)
+        for given, (tokens, rows) in zip(self.answer()["tokens"], expected, strict=True):
+            pairs = zip(given, tokens, rows, strict=True)
+            gaps.append(next((float(row[token] - row[other]) for other, token, row in pairs if other != token), 0.0))
+        return gaps
+
+    def assert_same(self) -> None:
+        """Fail unless vLLM wrote all tokens of ``generate``, with their probabilities, and cached what attends."""
+        answer = self.answer()
+        assert answer["caches"] == LAYERS - 1  # ``changes`` skips one attention
+        assert answer["tokens"] == self.expected["tokens"], self.directory
+        for logprobs, others in zip(answer["logprobs"], self.expected["logprobs"], strict=True):
+            assert logprobs == pytest.approx(others, abs=EXACT)
+
+
+def serve(requests: Iterable[Request], folder: Path) -> None:
+    """Run vLLM on models, one after the other; ``folder`` holds the list."""
+    path = folder / "requests.json"
+    path.write_text(json.dumps([request.sent() for request in requests]))
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
+    done = subprocess.run([PYTHON, str(WORKER), str(path)], env=inherited, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def small(model_type: str, **changed: Any) -> Any:
+    """Make a small dense model of six layers."""
+    return small_model(small_config(model_type, hidden_size=128, num_hidden_layers=LAYERS, **changed))
+
+
+def save(model: Any, make_plan: Callable[..., Plan], folder: Path, **options: Any) -> Request:
+    """Compress and save a model, in float32; ``options`` are vLLM's."""
+    model = compressed(model, make_plan, changes(model.config)).float()
+    model.save_pretrained(folder)
+    return Request(folder, options, generate(model))
+
+
+def shorter_values(make_plan: Callable[..., Plan]) -> Any:
+    """Compress a model to a form that vLLM does not run."""
+    model = small_model(small_config("llama"))
+    names = [f"model.layers.1.self_attn.{name}" for name in ("v_proj", "o_proj")]
+    return compressed(model, make_plan, dict.fromkeys(names, ("head_dim", 8)))
+
+
+def generate(model: Any) -> dict[str, Any]:
+    """Return 16 greedy tokens after each prompt, their log probabilities, and those of all tokens."""
+    options: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    tokens, logprobs, all_rows = [], [], []
+    with torch.no_grad():
+        for ids in prompts():
+            done = model.generate(torch.tensor([ids]), **options)
+            chosen = done.sequences[0, len(ids) :]
+            rows = torch.cat(done.logits).float().log_softmax(-1)
+            tokens.append(chosen.tolist())
+            logprobs.append(rows.gather(1, chosen[:, None])[:, 0].tolist())
+            all_rows.append(rows)
+    return {"tokens": tokens, "logprobs": logprobs, "rows": all_rows}
