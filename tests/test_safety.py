@@ -5,7 +5,6 @@ import json
 import pickle
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from gac.models.loading import load_config, load_model
 from gac.plan.plan import Plan
 from gac.profiling.table import Profile
 from tests.changed import edited
+from tests.compression.compressed import MakePlan
 from tests.fuzz.make_corpus import header_files
 from tests.sources import nodes
 
@@ -81,7 +81,7 @@ def no_pickles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def plan(tiny_config: LlamaConfig, make_plan: Callable[..., Plan]) -> Plan:
+def plan(tiny_config: LlamaConfig, make_plan: MakePlan) -> Plan:
     return make_plan(tiny_config, {"model.layers.0.self_attn.q_proj": ("low_rank", 24)})
 
 

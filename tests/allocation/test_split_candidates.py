@@ -65,7 +65,7 @@ def by_hand(table: Profile, forms: list[str], dims: list[int], workload: Workloa
     return -1 if min(result) < 0 else sum(result)
 
 
-@pytest.mark.parametrize("enough", [1 << 22, 10 << 10, 4 << 10])
+@pytest.mark.parametrize("enough", [1 << 22, 10 << 10, pytest.param(4 << 10, marks=pytest.mark.slow)])
 def test_no_combination_is_better_and_all_latencies_are_those_by_hand(
     enough: int, table: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 """V truncated by itself and folded into o_proj: the same model as without folding, with a shorter cache."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -12,10 +11,9 @@ from gac.core.linalg import damped
 from gac.forms.curvature.metric import MeasuredWeight, Metric
 from gac.forms.curvature.registry import METHODS
 from gac.forms.latent.torch import decompose_groups
-from gac.plan.plan import Plan
 from tests.compression.applying import IDS, applied, logits
+from tests.compression.compressed import MakePlan
 
-MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 HEADS, GROUPS, HEAD_DIM = 4, 2, 8
 FOLD = METHODS.get("palu-fold").fold
 

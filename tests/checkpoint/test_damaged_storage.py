@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 
 import gac
 from gac.core.errors import CheckpointError
-from gac.plan.plan import Plan
 from gac.runtime.contract import DIGESTS
 from tests.checkpoint.conftest import copied, edit
+from tests.compression.compressed import MakePlan
 from tests.compression.stored import stored
 from tests.models.small import small_config, small_model
 
@@ -37,7 +37,7 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def original(make_plan: Callable[..., Plan], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(make_plan: MakePlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = small_config("llama")
     config.dtype = torch.bfloat16
     folder = tmp_path_factory.mktemp("original") / "saved"

@@ -14,13 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 import gac
 from gac.checkpoint.gguf.tensors import BLOCK_TYPES
 from gac.core.errors import CheckpointError
-from gac.plan.plan import Plan
 from tests.compression.applying import IDS, logits
-from tests.compression.compressed import HEAD_DIM, RANK, WIDTH, compressed
+from tests.compression.compressed import HEAD_DIM, RANK, WIDTH, MakePlan, compressed
 from tests.compression.stored import stored
 from tests.models.small import small_config, small_model, weights_of
 
-MakePlan = Callable[..., Plan]
 EXACT = ("w8a16", "w4a16:32", "w3a16:64", "w2a16:32")
 TYPES = {"w8a16": "Q8_0", "w4a16:32": "Q5_0", "w3a16:64": "Q4_0", "w2a16:32": "Q4_0"}
 ARCHITECTURES: dict[str, dict[str, Any]] = {

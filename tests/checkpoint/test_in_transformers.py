@@ -1,6 +1,5 @@
 """What users of transformers do with a model, done with a compressed one."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +13,12 @@ from transformers.utils import hub
 import gac
 from gac.checkpoint.planned import PlannedModel
 from gac.core.errors import CheckpointError
-from gac.plan.plan import Plan
 from gac.runtime.contract import DIGESTS
 from gac.runtime.model import CompressedModel
 from gac.runtime.modules import LowRankLinear
 from tests.checkpoint.conftest import CHANGES, COMPANIONS
 from tests.compression.applying import IDS, logits
-from tests.compression.compressed import small_compressed
+from tests.compression.compressed import MakePlan, small_compressed
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 ON_CPU = ("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head")
@@ -52,9 +50,7 @@ def test_weights_can_stay_on_disk(saved: Path, model: Any, tmp_path: Path) -> No
     assert torch.equal(logits(loaded), logits(model))
 
 
-def test_offloaded_weights_are_not_fused(
-    make_plan: Callable[..., Plan], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_offloaded_weights_are_not_fused(make_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fused = small_compressed("llama", make_plan, fused=True)
     fused.save_pretrained(tmp_path / "saved")
     loaded = AutoModelForCausalLM.from_pretrained(

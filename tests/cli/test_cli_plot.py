@@ -1,7 +1,6 @@
 """``gac plot``: every figure is written, and what cannot be drawn is refused in words."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,13 @@ from gac.plan.plan import Plan
 from tests.allocation.small_problems import problem
 from tests.changed import with_measured
 from tests.cli.commands import answer, ranks, refused, write_profile
+from tests.compression.compressed import MakePlan
 
 MAGIC = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<?xml"}
-Make = Callable[[LlamaConfig, dict[str, tuple[str, int]]], Plan]
 
 
 @pytest.fixture
-def plan(make_plan: Make, tiny_config: LlamaConfig) -> Plan:
+def plan(make_plan: MakePlan, tiny_config: LlamaConfig) -> Plan:
     return make_plan(tiny_config, {"model.layers.0.mlp.up_proj": ("low_rank", 24)})
 
 

@@ -1,6 +1,5 @@
 """LoRA on the factors, and factors in 8 and 4 bits."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
 import gac
-from gac.plan.plan import Plan
 from gac.runtime.modules import ValueLinear
 from tests.compression.applying import IDS, logits
-from tests.compression.compressed import compressed, small_compressed
+from tests.compression.compressed import MakePlan, compressed, small_compressed
 from tests.models.small import small_config, small_model, weights_of
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
-MakePlan = Callable[..., Plan]
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of, supported
 from gac.models.sites import Weight
 from gac.runtime.finish import Description, finish
+from gac.runtime.modules import BlockLinear
 from tests.changed import with_recipe
 from tests.compression.applying import IDS, applied, logits
 from tests.compression.compressed import MakePlan
@@ -42,6 +43,15 @@ def test_heads_are_grouped_evenly() -> None:
 def test_only_keys_and_values_take_it() -> None:
     taking = [name.rpartition(".")[2] for name in changes(small_config("llama"), "latent:2", 1)]
     assert taking == ["k_proj", "v_proj"] * 2
+
+
+def test_the_second_factors_are_a_block_diagonal() -> None:
+    torch.manual_seed(0)
+    blocks = BlockLinear(4, 3, 5, True, dtype=torch.float64)
+    for parameter in blocks.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    torch.testing.assert_close(blocks(x), x @ torch.block_diag(*blocks.weight).T + blocks.bias)
 
 
 # --- every architecture with values of their own --------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """The model of a first shot: compressed, of the dense shapes, and beside a dense model that is left as it was."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,14 @@ from gac.measurement.curves import measure_curves
 from gac.measurement.store import StatisticsStore
 from gac.models.families import family_of
 from gac.plan.costs import floored
-from gac.plan.plan import Plan, WeightChoice
+from gac.plan.plan import WeightChoice
 from gac.plan.recipe import Recipe
 from tests.changed import with_recipe
 from tests.compression.applying import applied
+from tests.compression.compressed import MakePlan
 from tests.models.small import small_config, small_model
 
 WINDOWS = torch.randint(0, 256, (8, 64), generator=torch.Generator().manual_seed(1))
-MakePlan = Callable[..., Plan]
 
 
 def run_of(model: PreTrainedModel, folder: Path) -> CalibrationRun:

@@ -1,6 +1,5 @@
 """Pairs inside a narrower MLP: in every architecture, from a plan to a model and back from its files."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from gac.runtime.finish import Description, finish
 from gac.runtime.fusion.shared_gemm import FusedInput
 from gac.runtime.modules import LowRankLinear
 from tests.compression.applying import applied, logits
+from tests.compression.compressed import MakePlan
 from tests.models.small import every_layout, small_config, small_model, weights_of
 from tests.small_pipeline import Small
 
-MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 WIDTH = 128
 PAIR = form_named(f"narrow_pair:{WIDTH}")
 FORMS = ("low_rank", "narrow", "narrow_pair")

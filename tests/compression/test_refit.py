@@ -1,6 +1,5 @@
 """Weights fitted again to the model as it is compressed so far: nearer to the dense model, and never more than that."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,11 +19,10 @@ from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
 from tests.changed import with_recipe
 from tests.compression import applying
-from tests.compression.compressed import WIDTH
+from tests.compression.compressed import WIDTH, MakePlan
 from tests.models.small import small_config, small_model, weights_of
 from tests.small_pipeline import Small
 
-MakePlan = Callable[..., Plan]
 BEHIND = ("exaone4", "gemma2", "gemma3_text", "glm4", "granite", "olmo2", "olmo3")
 """Where a norm or a factor comes before the residual stream."""
 
@@ -73,7 +71,9 @@ def test_every_form_can_be_refitted() -> None:
     assert all("residual" in tensors_of(form).refits for form in FORMS)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "granite", "olmo2", "phi3"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gemma3_text", "granite", pytest.param("olmo2", marks=pytest.mark.slow), "phi3"]
+)
 def test_a_refitted_model_is_nearer(model_type: str, make_plan: MakePlan) -> None:
     model = deep(model_type)
     plan, dense = half_of(model, make_plan, "residual"), logits(model)

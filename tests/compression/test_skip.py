@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,9 @@ from gac.plan.plan import Plan
 from gac.runtime.finish import Description, finish
 from gac.runtime.plain.modeling_gac import SkippedBlock
 from tests.compression.applying import IDS, applied, divergence, logits
+from tests.compression.compressed import MakePlan
 from tests.models.small import every_layout, small_config, small_model, weights_of
 
-MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 SKIP = form_named("skip")
 GENERATE: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
 

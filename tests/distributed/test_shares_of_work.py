@@ -1,4 +1,6 @@
-"""Shares of work, and a single process."""
+"""Shares of work, a single process, and collectives of two."""
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,6 +9,9 @@ from torch import nn
 from gac.core.distributed import launch
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.errors import GacError
+from gac.profiling.table import Profile
+from tests.distributed import collectives_work as work
+from tests.distributed.herd import Ended, together
 
 
 class Silent(Ranks):
@@ -57,3 +62,26 @@ def test_torchrun_says_which_process_this_is(monkeypatch: pytest.MonkeyPatch) ->
     for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     assert (launch.processes(), launch.rank(), launch.local_rank(), launch.leads()) == (8, 5, 1, False)
+
+
+@pytest.mark.slow
+def test_two_processes_time_together_what_neither_can_alone(tmp_path: Path) -> None:
+    path = tmp_path / "table.jsonl"
+    assert together(2, work.sweep, tmp_path / "home", path) == Ended([0, 0], ["", ""], ["", ""])
+    found = Profile.load(path)
+    assert (found.header.device, found.header.others, found.header.link) == ("0" * 16, ("0" * 15 + "1",), "NVLink")
+    assert {one.point for one in found.measurements} == {*work.POINTS}
+    assert [len(one.passes) for one in found.measurements if not one.error] == [2, 2, 2]
+    (wrong,) = found.failed
+    assert (wrong.operator, wrong.shape) == ("all_gather", {"gpus": 2, "m": 3, "n": 64})
+    assert wrong.error.startswith("wrong result: relative error")
+
+
+@pytest.mark.slow
+def test_a_gpu_that_fails_in_one_process_ends_all_and_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "table.jsonl"
+    ended = together(2, work.fail_on_one, tmp_path / "home", path)
+    assert all(ended.codes)
+    assert "Error: GPU 1 failed at all_gather bf16 gpus=2" in ended.errors[0]
+    assert "a fault" in ended.errors[0]
+    assert {one.operator for one in Profile.load(path).measurements} <= {"all_reduce", "reduce_scatter"}

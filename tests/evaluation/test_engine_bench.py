@@ -138,6 +138,7 @@ def test_a_python_that_is_none_is_named(pair: Pair, tmp_path: Path) -> None:
         bench_engine(pair({}, {}), workloads=RUNS, python=tmp_path / "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_processes_end_with_gac(sent: signal.Signals, pair: Pair, python: Path, tmp_path: Path) -> None:
     small = pair({}, {"sleeps": "measure"})[1]

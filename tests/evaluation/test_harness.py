@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import gac
 from gac.core.errors import ModelError
 from gac.evaluation.harness import GacLM
 from gac.evaluation.tasks import open_suite
-from gac.plan.plan import Plan
+from tests.compression.compressed import MakePlan
 
 KNOWLEDGE = Path(__file__).parent / "data" / "general_knowledge.yaml"
 
@@ -39,7 +38,7 @@ def test_scores_are_those_of_the_harness_itself(
 
 
 def test_a_compressed_checkpoint(
-    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, make_plan: Callable[..., Plan], tmp_path: Path
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, make_plan: MakePlan, tmp_path: Path
 ) -> None:
     compressed: Any = tiny_model
     compressed.gac_plan = make_plan(tiny_model.config, {})

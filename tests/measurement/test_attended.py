@@ -64,7 +64,14 @@ def by_blocks(model: PreTrainedModel, weight: Weight, output: str) -> list[Tenso
     return found
 
 
-@pytest.mark.parametrize(("named", "dtype"), [*((name, torch.float32) for name in CONFIGS), ("qwen3", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("named", "dtype"),
+    [
+        *((name, torch.float32) for name in VALUE_LAYOUTS),
+        *(pytest.param(name, torch.float32, marks=pytest.mark.slow) for name in OTHERS),
+        ("qwen3", torch.bfloat16),
+    ],
+)
 def test_the_moments_are_those_of_gradients_through_blocks_of_queries(named: str, dtype: torch.dtype) -> None:
     model_type, changed = CONFIGS.get(named, (named, {}))
     model, tolerance = small_model(small_config(model_type, **changed)).to(dtype), 1e-4 if dtype.itemsize == 4 else 0.05

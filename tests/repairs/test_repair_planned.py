@@ -14,11 +14,11 @@ from gac.repairs.planned import padded_plan
 from gac.testing.models import tiny_config
 from tests.changed import changed_recipe
 from tests.compression.applying import applied, logits
+from tests.compression.compressed import MakePlan
 from tests.repairs.checkpoints import H100, refused, relative
 
 ATTENTION, MLP = "model.layers.0.self_attn", "model.layers.0.mlp"
 Changes = Mapping[str, tuple[str, int]]
-MakePlan = Callable[[LlamaConfig, Changes], Plan]
 
 FORMS: dict[str, Changes] = {
     "low_rank": {f"{ATTENTION}.q_proj": ("low_rank", 13), f"{MLP}.down_proj": ("low_rank", 21)},

@@ -1,6 +1,6 @@
 """Figures of plans: what stands where, what tells things apart without colour, and what is refused."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +16,10 @@ from gac.lab.figures import published_heads
 from gac.plan.plan import Plan
 from tests.allocation.small_problems import MEASURED, PREFILL, measured, profile
 from tests.changed import with_measured, with_recipe
+from tests.compression.compressed import MakePlan
 from tests.reporting.report_plans import LARGE, whole_range
 
 Q, V, DOWN = (f"model.layers.1.{name}" for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"))
-Make = Callable[[LlamaConfig, dict[str, tuple[str, int]]], Plan]
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +29,12 @@ def _closed() -> Iterator[None]:
 
 
 @pytest.fixture
-def aligned(make_plan: Make, tiny_config: LlamaConfig) -> Plan:
+def aligned(make_plan: MakePlan, tiny_config: LlamaConfig) -> Plan:
     return make_plan(tiny_config, {Q: ("low_rank", 16), DOWN: ("low_rank", 24)})
 
 
 @pytest.fixture
-def other(make_plan: Make, tiny_config: LlamaConfig) -> Plan:
+def other(make_plan: MakePlan, tiny_config: LlamaConfig) -> Plan:
     return make_plan(tiny_config, {Q: ("low_rank", 15)})
 
 
@@ -52,7 +52,7 @@ def test_a_row_a_layer_and_a_column_a_projection(aligned: Plan, other: Plan) -> 
     assert words(ax_of_caller)[7] == "r 15*"  # no multiple of 8
 
 
-def test_560_weights_fit_a_page(make_plan: Make) -> None:
+def test_560_weights_fit_a_page(make_plan: MakePlan) -> None:
     ax = plots.plan(make_plan(LARGE, {DOWN: ("low_rank", 4096)}))
     assert len(words(ax)) == 560
     assert ax.figure.get_size_inches()[1] < 10
@@ -80,7 +80,7 @@ def test_dims_are_hollow_where_misaligned_and_on_the_top_line_where_dense(aligne
         plots.dims({"a": aligned}, "up")
 
 
-def test_every_key_value_head_has_a_point(make_plan: Make, tiny_config: LlamaConfig) -> None:
+def test_every_key_value_head_has_a_point(make_plan: MakePlan, tiny_config: LlamaConfig) -> None:
     ax = plots.heads(make_plan(tiny_config, {V: ("latent:1", 5)}))
     points = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines if line.get_marker() in ("o", "s")]
     assert points == [([0, 1, 2, 3], [16] * 4), ([], []), ([0, 1], [16, 16]), ([2, 3], [5, 5])]

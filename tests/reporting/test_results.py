@@ -1,7 +1,6 @@
 """Results that show themselves: as text, as HTML that nothing can break out of, as DataFrames."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,6 +13,7 @@ from gac.plan.plan import Plan
 from gac.profiling.cliffs import find_cliffs
 from tests.allocation.small_problems import measured, problem, profile
 from tests.changed import with_measured
+from tests.compression.compressed import MakePlan
 
 UP = "model.layers.0.mlp.up_proj"
 HOSTILE = "<script>alert(1)</script>[bold]"
@@ -24,7 +24,7 @@ PERPLEXITY = Perplexity(17.9047, 40_920, "wiki-sample, 40 windows x 1024", "floa
 
 
 @pytest.fixture
-def plan(make_plan: Callable[[LlamaConfig, dict[str, tuple[str, int]]], Plan], tiny_config: LlamaConfig) -> Plan:
+def plan(make_plan: MakePlan, tiny_config: LlamaConfig) -> Plan:
     return make_plan(tiny_config, {UP: ("low_rank", 24)})
 
 

@@ -1,6 +1,5 @@
 """Plans for people, one and side by side: what is in the tables, and that they fit."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,6 +10,7 @@ from gac.plan.layers import plan_table
 from gac.plan.plan import Plan, WorkloadLatency
 from gac.reporting.tables import comparison_table, differences_table, plan_line, plan_summary
 from tests.changed import with_recipe
+from tests.compression.compressed import MakePlan
 from tests.models.small import small_config
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -18,12 +18,12 @@ MLP = {f"model.layers.1.mlp.{name}_proj": ("narrow", 128) for name in ("gate", "
 
 
 @pytest.fixture
-def plan(make_plan: Callable[..., Plan], tiny_config: LlamaConfig) -> Plan:
+def plan(make_plan: MakePlan, tiny_config: LlamaConfig) -> Plan:
     return make_plan(tiny_config, {Q: ("low_rank", 16)})
 
 
 @pytest.fixture
-def other(make_plan: Callable[..., Plan], tiny_config: LlamaConfig) -> Plan:
+def other(make_plan: MakePlan, tiny_config: LlamaConfig) -> Plan:
     plan = make_plan(tiny_config, {Q: ("low_rank", 9)} | MLP)
     return replace(
         plan,
@@ -42,7 +42,7 @@ def test_a_plan_by_layer(other: Plan) -> None:
     ]
 
 
-def test_weights_that_are_called_alike_have_columns_of_their_own(make_plan: Callable[..., Plan]) -> None:
+def test_weights_that_are_called_alike_have_columns_of_their_own(make_plan: MakePlan) -> None:
     changes = {"transformer.h.0.attn.c_proj": ("low_rank", 8), "transformer.h.1.mlp.c_proj": ("low_rank", 16)}
     lines = shown(plan_table(make_plan(small_config("gpt2"), changes)))
     assert [line.rsplit(maxsplit=2)[0] for line in (lines[0], *lines[2:4])] == [
@@ -81,7 +81,7 @@ def test_plans_beside_each_other_are_one_row_each(plan: Plan, other: Plan) -> No
     assert shown(table)[7] == "predicted by different methods, shots or text: these losses are not of one scale"
 
 
-def test_weights_that_are_rounded_differ(make_plan: Callable[..., Plan], plan: Plan) -> None:
+def test_weights_that_are_rounded_differ(make_plan: MakePlan, plan: Plan) -> None:
     first, *rest = plan.sites
     weight = replace(first.weights[0], scheme="w4a16")
     rounded = replace(plan, sites=(replace(first, weights=(weight,)), *rest))

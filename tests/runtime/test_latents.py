@@ -1,7 +1,7 @@
 """Caches of latents: generation with one equals generation without, in every architecture and every kind of cache."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,11 @@ from gac.core.errors import PlanError
 from gac.forms import form_named
 from gac.forms.planned_sites import check_forms_fit
 from gac.models.families import family_of
-from gac.plan.plan import Plan
 from gac.runtime.latents import attention as latents
 from tests.compression.applying import IDS
-from tests.compression.compressed import compressed
+from tests.compression.compressed import MakePlan, compressed
 from tests.models.small import VALUE_LAYOUTS, small_config, small_model, weights_of
 
-MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere with norms": ("cohere", {"use_qk_norm": True}),

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from torch import nn
 import gac
 from gac.core.errors import CheckpointError
 from gac.forms import FORMS, form_named, variants_of
-from gac.plan.plan import Plan
 from gac.runtime.modules import KINDS
 from gac.runtime.parallel.division import cuts_of, styles_of, units_of
 from gac.runtime.parallel.ranks import SplitError, ranks_asked_for
+from tests.compression.compressed import MakePlan
 from tests.models.small import LAYOUTS, small_config, small_model, weights_of
 from tests.runtime.split_models import MIXED, OTHERS, UNEVEN, checkpoints
 
@@ -29,7 +28,7 @@ NO_PLAN = ("gpt2", "opt")
 
 
 @pytest.fixture(scope="module")
-def found(make_plan: Callable[..., Plan], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+def found(make_plan: MakePlan, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """What the two processes found."""
     folder = tmp_path_factory.mktemp("split")
     assert len(list(checkpoints(folder, make_plan))) == len(MIXED) + len(OTHERS) + 2

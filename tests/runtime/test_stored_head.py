@@ -35,8 +35,15 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("given", "pieces"), [(1, [ROWS]), (MOST_ROWS, [ROWS]), (MOST_ROWS + 1, [32, 32, 32])])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("given", "pieces", "tied"),
+    [
+        (1, [ROWS], False),
+        (MOST_ROWS, [ROWS], True),
+        (MOST_ROWS + 1, [32, 32, 32], False),
+        (MOST_ROWS + 1, [32] * 3, True),
+    ],
+)
 def test_few_inputs_are_multiplied_in_one_kernel(
     products: list[int], given: int, pieces: list[int], tied: bool
 ) -> None:

@@ -2,12 +2,20 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gac.allocation.latencies import UNKNOWN, Timing
+from gac.core.workloads import Workload
+from gac.forms import DEFAULT_FORMS, form_named
+from gac.models.families import family_of
+from gac.models.shapes import Shapes
+from gac.profiling.modelled.kriging import MOST, Kriging, drawn
+from gac.profiling.modelled.roofline import Gpu, fitted, gemm_terms, row_terms
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Measurement, Point
 from gac.profiling.table import Profile
@@ -118,3 +126,92 @@ def test_what_no_kernel_reads_is_modelled_by_itself() -> None:
         (modelled_ns,) = profile.modelled("linear", {"m": 1, "k": k}, "n", np.array([1536]), dtype="w4a16").tolist()
         low, high = (expected[k] or 0), 2 * (expected[k] or 0)
         assert low < modelled_ns < high
+
+
+WIDTHS = np.arange(256, 4097, 128)
+
+
+def shapes_at(k: int) -> np.ndarray:
+    return np.column_stack([np.full(len(WIDTHS), k), WIDTHS])
+
+
+def stairs(widths: np.ndarray) -> np.ndarray:
+    return 0.2 * (widths // 1024 % 2)
+
+
+def test_it_gives_back_what_it_was_fitted_to() -> None:
+    shapes = np.vstack([shapes_at(1024), shapes_at(4096)])
+    field = Kriging.fit(shapes, stairs(shapes[:, 1]))
+    assert field.predict(shapes) == pytest.approx(stairs(shapes[:, 1]), abs=0.02)
+
+
+def test_stairs_along_one_axis_are_found_at_sizes_of_the_other_that_were_not_measured() -> None:
+    shapes = np.vstack([shapes_at(1024), shapes_at(4096)])
+    between = Kriging.fit(shapes, stairs(shapes[:, 1])).predict(shapes_at(2048))
+    assert np.corrcoef(between, stairs(WIDTHS))[0, 1] > 0.95
+
+
+def test_what_is_missed_without_a_block_is_what_a_fit_without_it_misses() -> None:
+    shapes = np.vstack([shapes_at(1024), shapes_at(2048)])
+    residuals = np.random.default_rng(1).normal(size=len(shapes))
+    blocks = np.arange(len(shapes)) % 3
+    missed = Kriging.fit(shapes, residuals).left_out(blocks)
+    for block in range(3):
+        out = blocks == block
+        without = Kriging.fit(shapes[~out], residuals[~out])
+        assert missed[out] == pytest.approx(residuals[out] - without.predict(shapes[out]), abs=1e-8)
+
+
+def test_of_many_shapes_the_same_ones_are_drawn_each_time() -> None:
+    assert drawn(5).tolist() == [0, 1, 2, 3, 4]
+    assert len(drawn(3 * MOST)) == MOST
+    assert (drawn(3 * MOST) == drawn(3 * MOST)).all()
+
+
+GPU = Gpu(sm_count=132, l2_bytes=50_000_000)
+
+
+@pytest.mark.parametrize("rows", [1, 64, 65, 1024, "low-bit"])
+@pytest.mark.parametrize("axis", ["k", "n"])
+def test_no_term_falls_where_a_gemm_gets_longer(rows: int | str, axis: str) -> None:
+    terms_of = row_terms if rows == "low-bit" else partial(gemm_terms, rows)
+    long, same = np.arange(8, 8192, 8), np.full(1023, 4096)
+    terms = terms_of(*((long, same) if axis == "k" else (same, long)), GPU, 2.0 * long * same)
+    assert terms.min() >= 0
+    assert (np.diff(terms, axis=0) >= -1e-12).all()
+
+
+def test_steps_of_one_row_are_whole_behind_the_first_and_waves_always() -> None:
+    """32 outputs of each of 132 SMs are 4224."""
+    depths, widths = np.array([1024, 2048, 2304, 4096, 2304]), np.array([64, 64, 64, 4224, 4232])
+    terms = row_terms(depths, widths, GPU, 0.5 * depths * widths)
+    assert terms[:, 3].tolist() == [0.5, 1, 2, 2, 4]
+
+
+def test_the_fit_finds_the_coefficients_of_what_it_is_a_sum_of() -> None:
+    widths = np.arange(64, 8192, 64)
+    depths = np.resize([512, 1024, 4096], len(widths))
+    terms = gemm_terms(1024, depths, widths, GPU, 2.0 * depths * widths)
+    ns = terms @ np.linspace(100, 1000, terms.shape[1])
+    assert terms @ fitted(terms, ns) == pytest.approx(ns, rel=1e-6)
+
+
+MODELS = {
+    "gemma-3-270m": Shapes("gemma3_text", 640, 2048, 18, 4, 1, 256, 262_144),
+    "qwen3-0.6b": Shapes("qwen3", 1024, 3072, 28, 16, 8, 128, 151_936),
+    "llama-3.2-1b": Shapes("llama", 2048, 8192, 16, 32, 8, 64, 128_256),
+}
+WORKLOADS = [Workload.parse(name) for name in ("prefill:1x1024", "decode:1@1024")]
+
+
+@pytest.mark.parametrize(("name", "table"), zip(MODELS, ("nvidia-h200", "nvidia-h100-80gb-hbm3") * 2, strict=False))
+def test_no_latency_of_the_model_is_unknown(name: str, table: str) -> None:
+    timing, shapes = Timing(Profile.load(table), WORKLOADS), MODELS[name]
+    weights = [weight for site in family_of(shapes).sites(shapes) for weight in site.weights]
+    distinct = {(weight.out_features, weight.in_features): weight for weight in weights}
+    for weight, form in product(distinct.values(), map(form_named, ("dense", *DEFAULT_FORMS))):
+        if form.applies_to(weight):
+            full = form.full(weight)
+            dims = np.arange(64, full + 1, 64) if form.latency.axis(weight) else np.array([full])
+            ns, _ = timing.of_weight(form, weight, dims)
+            assert (ns != UNKNOWN).all(), f"{form.name} of {weight.name}"
