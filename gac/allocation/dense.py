@@ -63,21 +63,26 @@ class DenseModel:
         """Return the part of a cost that no site has: of a latency ``rest_ns``, of all else 0."""
         return dict(zip(map(ns_of, self.workloads), self.rest_ns, strict=True)).get(column, 0)
 
-    def amount(self, column: str) -> int:
-        """Return a cost; raise ``ProfileError`` where it is a latency that the profile lacks."""
+    def amount(self, column: str, recipe: Recipe | None = None) -> int:
+        """Return a cost; raise ``ProfileError`` where it is a latency that the profile lacks.
+
+        Args:
+            recipe: the plan's, for the command that measures the shapes.
+        """
         latencies = dict(zip(map(ns_of, self.workloads), self.latency_ns, strict=True))
         if (amount := latencies[column] if column in latencies else total(self.sets, column)) is None:
             site = next(rows.site for rows in self.sets if rows.cost(column)[0] == UNKNOWN)
-            workload = column.removeprefix("ns:")
             raise ProfileError(
-                f"the profile lacks the latency of {site} for {workload}",
+                f"the profile lacks the latency of {site} for {column.removeprefix('ns:')}",
                 "known latencies, since latency is limited",
-                f"Measure this model's shapes with {profile_command('NAME', None, workload)}, or plan without a "
-                "latency limit.",
+                f"Measure this model's shapes with {profile_command('NAME', recipe, *map(str, self.workloads))}, or "
+                "plan without a limit of latency: latency='any' (--latency any).",
             )
         return amount
 
     def allowed(self, recipe: Recipe) -> dict[str, int]:
         """Return the limit of each limited cost over all sites: less the rest of a step, which every choice takes."""
         fractions = recipe.fractions.items()
-        return {column: floored(share, self.amount(column)) - self.rest_of(column) for column, share in fractions}
+        return {
+            column: floored(share, self.amount(column, recipe)) - self.rest_of(column) for column, share in fractions
+        }
