@@ -72,10 +72,11 @@ def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> R
     limited = [workload for workload in known[DEFAULT_SCHEME] if workload in (latency or ())]
     for name, in_scheme in known.items():
         if lacking := [workload for workload in limited if workload not in in_scheme]:
+            command = profile_command("NAME", recipe, *run.workloads)
             raise ProfileError(
                 f"a limit of latency for {lacking[0]} with scheme {name}, which the profile does not have",
                 f"schemes that it was measured in, such as {DEFAULT_SCHEME}",
-                f"Measure it with {profile_command('NAME', recipe, *lacking)}, or plan without one of the two.",
+                f"Measure it with {command}, or plan without one of the two.",
             )
     untimed = [name for name in recipe.space.forms if not has_latencies(timing, form_named(name), sites)]
     if untimed and (latency or slack):
@@ -97,10 +98,10 @@ def _untimed_remedy(name: str, sites: Sequence[Site], recipe: Recipe) -> str:
     weights = [weight for site in sites for weight in site.weights]
     variants = [(variant, weight) for weight in weights for variant in form_named(name).variants(weight)]
     measurable = any(variant.applies_to(weight) and variant.cache.axis(weight) for variant, weight in variants)
-    decoding = [workload for workload in recipe.deployment.workloads if workload.startswith("decode")]
-    if not (measurable and decoding):
+    workloads = recipe.deployment.workloads
+    if not (measurable and any(workload.startswith("decode") for workload in workloads)):
         return "Leave the form out, or plan without the limit."
-    return f"Measure it with {profile_command('NAME', recipe, *decoding)}, or leave the form or the limit out."
+    return f"Measure it with {profile_command('NAME', recipe, *workloads)}, or leave the form or the limit out."
 
 
 def _known_workloads(sites: Sequence[Site], timing: Timing, scheme: str) -> list[str]:

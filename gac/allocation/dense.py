@@ -72,12 +72,11 @@ class DenseModel:
         latencies = dict(zip(map(ns_of, self.workloads), self.latency_ns, strict=True))
         if (amount := latencies[column] if column in latencies else total(self.sets, column)) is None:
             site = next(rows.site for rows in self.sets if rows.cost(column)[0] == UNKNOWN)
-            workload = column.removeprefix("ns:")
             raise ProfileError(
-                f"the profile lacks the latency of {site} for {workload}",
+                f"the profile lacks the latency of {site} for {column.removeprefix('ns:')}",
                 "known latencies, since latency is limited",
-                f"Measure this model's shapes with {profile_command('NAME', recipe, workload)}, or plan without a "
-                "latency limit.",
+                f"Measure this model's shapes with {profile_command('NAME', recipe, *map(str, self.workloads))}, or "
+                "plan without a limit of latency: latency='any' (--latency any).",
             )
         return amount
 

@@ -110,7 +110,7 @@ def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit
     if limit not in COSTS:
         check_collectives(profile, recipe.deployment, sites)
         timing = timing_of(profile, recipe.deployment)
-        DenseModel.of(sites, timing).amount(ns_of(limit))
+        DenseModel.of(sites, timing).amount(ns_of(limit), recipe)
 
 
 def _solve(

@@ -273,7 +273,7 @@ def _notes(frontier: Frontier) -> Iterator[str]:
         yield f"not shown: {lost} smaller points, beyond {READABLE:g} times the dense perplexity"
     unknown = [name for name, ns in zip(frontier.workloads, frontier.dense_ns, strict=True) if ns is None]
     if unknown:
-        command = profile_command(frontier.measured.model, frontier.recipe, *unknown)
+        command = profile_command(frontier.measured.model, frontier.recipe, *frontier.workloads)
         yield f"-: the profile lacks shapes for {' and '.join(unknown)}; measure them with {command}"
     elif any(None in point.latency_ns for point in points):
         untimed = [option for site in frontier.sites for option in site.options if None in option.latency_ns]

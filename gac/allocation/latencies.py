@@ -33,7 +33,7 @@ MEASURED, INTERPOLATED, MODELLED = 0, 1, 2
 """Sources of a latency, from the most direct one."""
 
 Latencies = tuple[Ints, Ints]
-"""Latencies in ns (-1 where unknown) and their sources, both of shape ``(dims, workloads)``."""
+"""Latencies in ns (``UNKNOWN``, -1, where unknown) and their sources, both of shape ``(dims, workloads)``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +189,7 @@ def unnamed(weight: Weight) -> Weight:
 def look_up(profile: Profile, operation: Operation, axis: str, dims: Ints, dtype: str) -> Latencies:
     """Look up the latencies of an operation at each of the dims along an axis, and their sources; -1 where unknown.
 
-    What is measured or interpolated has precedence over what is modelled.
+    A latency is measured, else interpolated, else modelled. The source of an unknown one has no meaning.
     """
     fixed = other_axes(operation, axis)
     ns, measured = profile.latency(operation.operator, fixed, axis, dims, dtype)

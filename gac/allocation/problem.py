@@ -206,7 +206,7 @@ def with_known_costs(rows: CandidateSet, columns: Iterable[str]) -> CandidateSet
             f"the profile lacks the latency of {rows.site} for {workload} in every form and scheme "
             f"that it may have (schemes {schemes})",
             "a form and scheme of known latency, since latency is limited",
-            f"Measure this model's shapes with {profile_command('NAME', None, workload)} (--scheme NAME), or plan "
-            "without a limit of latency: latency='any' (--latency any).",
+            f"Measure this model's shapes with {profile_command('NAME', None, workload)} and the plan's --scheme, "
+            "--engine and --tensor-parallel, or plan without a limit of latency: latency='any' (--latency any).",
         )
     return rows.pick(known)

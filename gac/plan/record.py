@@ -84,11 +84,11 @@ class Certificate:
 
     Attributes:
         status: ``optimal`` when ``gap = value - lower_bound`` is 0, ``feasible`` otherwise.
-        value: of the best choice found, which is the plan's where the plan has no ``speed``.
-        lower_bound: exceeds the least loss within the limits by less than half a unit, if at all; ``gac.knapsack`` says
-            what a unit is.
-        multipliers: the Lagrange multiplier of each limit, in the order of ``Plan.limits``, in loss per unit. They give
-            the bound that excludes most candidates; a search of the others closes the gap.
+        value: the loss of the best choice found. It is the plan's sum of losses where the plan has no ``speed``.
+        lower_bound: no choice within the limits loses less, up to half a unit of rounding. ``gac.knapsack`` defines the
+            unit.
+        multipliers: the Lagrange multiplier of each limit, in the order of ``Plan.limits``, in loss per unit of its
+            cost. They give the bound that excludes most candidates; a search of the others closes the gap.
         method: the steps of the proof and the work they took, or the rule that chose; after a second solution by HiGHS,
             its verdict too.
     """
@@ -113,7 +113,8 @@ class Speed:
     Attributes:
         loss, latency_ns: of that choice; the plan's certificate proves its loss.
         certificate: proves that no choice within the limits and the slack is faster. Its value is the sum of the
-            latencies, each as a fraction of the dense model's. It has one multiplier a limit, and last that of a nat.
+            latencies, each as a fraction of the dense model's. It has one multiplier for each limit; the last one is of
+            the limit on the loss, per nat.
     """
 
     loss: float

@@ -203,7 +203,10 @@ def lacking(timed: WorkloadLatency, schemes: Sequence[str]) -> str:
 
 
 def profile_command(model: str, recipe: Recipe | None, *workloads: str) -> str:
-    """The command that measures a model's shapes for workloads (as a recipe runs them); words quoted for a shell."""
+    """The command that measures a model's shapes for workloads (as a recipe runs them); words quoted for a shell.
+
+    For several GPUs a second command measures the collectives, into the same file.
+    """
     options: dict[str, Any] = {"model": model, "workloads": workloads}
     space, run = (Space(), Deployment()) if recipe is None else (recipe.space, recipe.deployment)
     options["schemes"] = tuple(name for name in space.schemes if scheme_named(name).lossy)
@@ -213,12 +216,16 @@ def profile_command(model: str, recipe: Recipe | None, *workloads: str) -> str:
         options["engine"] = VLLM.name
     if run.tensor_parallel > 1:
         options["tensor_parallel"] = run.tensor_parallel
-    return f"gac profile {join([*_words(options), '-o', 'PROFILE.jsonl'])}"
+    command = f"gac profile {join([*_words(options), '-o', 'PROFILE.jsonl'])}"
+    if run.tensor_parallel == 1:
+        return command
+    words = join([*_words({"workloads": workloads}), "-o", "PROFILE.jsonl"])
+    return f"{command} and torchrun --nproc-per-node {run.tensor_parallel} -m gac profile --collectives {words}"
 
 
 def _latency(plan: PlanRecord, timed: WorkloadLatency) -> str:
     if timed.dense_ns is None or timed.plan_ns is None:
-        command = profile_command(plan.measured.model, plan.recipe, timed.workload)
+        command = profile_command(plan.measured.model, plan.recipe, *plan.recipe.deployment.workloads)
         return f"unknown, the profile {lacking(timed, lossy_schemes(plan))}; measure them with {command}"
     ms = f"{_ms(timed.plan_ns)} of {_ms(timed.dense_ns)} dense"
     return f"{ms} ({timed.plan_ns / timed.dense_ns:.3f}x; {how_known(timed)}){rates(plan, timed)}"

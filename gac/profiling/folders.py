@@ -56,11 +56,11 @@ def find_profile(path_or_name: str | Path) -> Path:
     if name in known:
         return known[name]
     shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
-    otherwise = "Measure this GPU with gac profile, or correct the path."
+    measure = "A GPU without a table is measured with gac profile, on that GPU."
     raise ProfileError(
         f"profile {shown!r} is neither a file nor a known name",
         f"a path, or one of {', '.join(known) or '(no profile is installed)'}",
-        did_you_mean(Path(name[:_SHOWN]).stem.lower(), known, otherwise, cutoff=0.5),
+        f"{did_you_mean(Path(name[:_SHOWN]).stem.lower(), known, 'Correct the path.', cutoff=0.5)} {measure}",
     )
 
 

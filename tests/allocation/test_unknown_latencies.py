@@ -18,6 +18,7 @@ from gac.models.shapes import Shapes
 from gac.plan.costs import PARAMS, ns_of
 from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
+from gac.plan.summary import profile_command
 from gac.profiling.sweeps.coverage import WORKLOADS
 from tests.allocation.small_problems import PREFILL, problem, profile, rows
 
@@ -64,6 +65,21 @@ def test_a_site_without_a_known_latency_is_named() -> None:
     with pytest.raises(ProfileError) as caught:
         as_knapsack(of.candidates(limits), limits)
     assert "lacks the latency of site0 for prefill:1x8 in every form" in str(caught.value)
+
+
+def test_an_unknown_limited_latency_names_the_command_that_measures_the_plans_shapes() -> None:
+    recipe = Recipe.of(0.8, workloads=[PREFILL, "decode:3@8"], engine="vllm", latency=1.0)
+    of = replace(problem([[5, 4, 3, 2, 1]] * 2, [10, 20, 30, 40, 50, 60]), recipe=recipe)
+    command = f"gac profile --model NAME --workload {PREFILL} --workload decode:3@8 --engine vllm -o PROFILE.jsonl"
+    with pytest.raises(ProfileError, match=f"lacks the latency of site0 for .*; .* with {command}, or plan without"):
+        of.dense.allowed(recipe)
+
+
+def test_the_command_for_several_gpus_measures_the_collectives_too() -> None:
+    command = profile_command("NAME", Recipe.of(0.8, tensor_parallel=2), PREFILL)
+    parts = f"gac profile --model NAME --workload {PREFILL} --tensor-parallel 2 -o PROFILE.jsonl"
+    gathered = f"torchrun --nproc-per-node 2 -m gac profile --collectives --workload {PREFILL} -o PROFILE.jsonl"
+    assert command == f"{parts} and {gathered}"
 
 
 @pytest.mark.parametrize("lost", [np.nan, np.inf])

@@ -84,5 +84,6 @@ def test_a_profile_that_is_unknown_or_has_no_sweep(tmp_path: Path, monkeypatch: 
     assert json.loads(result.stdout)["error"] == {
         "given": "profile 'nvidia-h100' is neither a file nor a known name",
         "expected": "a path, or one of nvidia-h100-80gb-hbm3",
-        "remedy": "Did you mean 'nvidia-h100-80gb-hbm3'?",
+        "remedy": "Did you mean 'nvidia-h100-80gb-hbm3'? A GPU without a table is measured with gac profile, on that "
+        "GPU.",
     }

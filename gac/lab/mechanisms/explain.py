@@ -125,7 +125,7 @@ def explain(
     _check(OPERATORS.get(operator), dim, axis, fixed, dtype)
     sweep = _sweep(profile, operator, axis, dtype, dim, fixed)
     header = None if profile is None else profile.header
-    inspection = _Inspection(sweep, dim, header)
+    inspection = _Inspection(sweep, dim, header, "" if profile is None else _not_measured(profile, sweep, dim))
     gpu, capability = (None, None) if header is None else (header.gpu, header.compute_capability)
     state = inspection.latency_ns, inspection.runs, inspection.collapse, inspection.findings, inspection.summary
     return Explanation(operator, axis, dim, dtype, sweep.fixed, gpu, capability, *state)
@@ -170,11 +170,26 @@ def _sweep(
     return profile.rows_of(operator, fixed, axis, dtype)
 
 
-class _Inspection:
-    """One dim, which the sweep need not have, under the rules that apply to the sweep's axis."""
+def _not_measured(profile: Profile, sweep: Sweep, dim: int) -> str:
+    """The clause of a dim that was not measured: its latency as plans look it up, and the source of that."""
+    operator, dtype, dims = sweep.operator, sweep.dtype, np.array([dim])
+    if not profile.measured_in(operator, dtype):
+        return f"is unknown: the table has no {operator} in {dtype}"
+    along = operator, dict(sweep.fixed), sweep.axis, dims, dtype
+    for source, ns in (("interpolated", profile.latency(*along)[0][0]), ("modelled", profile.modelled(*along)[0])):
+        if ns > 0:
+            return f"was not measured: {source}, {ns / 1e3:.1f} us"
+    return "was not measured, and its latency is unknown"
 
-    def __init__(self, sweep: Sweep, dim: int, header: Header | None) -> None:
-        self.sweep, self.dim, self.header = sweep, dim, header
+
+class _Inspection:
+    """One dim, which the sweep need not have, under the rules that apply to the sweep's axis.
+
+    ``not_measured`` is the clause for a dim that the sweep lacks.
+    """
+
+    def __init__(self, sweep: Sweep, dim: int, header: Header | None, not_measured: str) -> None:
+        self.sweep, self.dim, self.header, self.not_measured = sweep, dim, header, not_measured
         gpu = () if header is None else (header.compute_capability, header.shared_memory_bytes)
         self.setting = replace(Setting(sweep.operator, sweep.axis, sweep.dtype, *gpu), fixed=sweep.fixed)
         self.rules = rules_for(self.setting)
@@ -255,7 +270,7 @@ class _Inspection:
 
     def _latency_clause(self) -> str:
         if self.latency_ns is None:
-            return "" if self.header is None else "was not measured"
+            return self.not_measured
         latency, collapse = f"takes {self.latency_ns / 1e3:.1f} us", self.collapse
         if collapse is None:
             return f"{latency}, and no larger measured dim is faster"

@@ -67,7 +67,19 @@ def test_a_dim_that_was_not_measured_costs_what_its_alignment_class_does(profile
     cost = result.broken[0].cost
     assert (cost.basis, cost.against, cost.slowdown) == ("alignment class", None, pytest.approx(168 / 32))
     assert cost.words.startswith("5.25x, the median of the odd dims over the aligned dims they pad to")
-    assert "was not measured; breaks 7 of 9 rules" in result.summary
+    assert "was not measured: interpolated, 168.0 us; breaks 7 of 9 rules" in result.summary
+
+
+def test_a_shape_without_a_latency_is_unknown(profile) -> None:
+    assert "was not measured, and its latency is unknown; " in explain("low_rank", 4096, profile).summary
+    fixed = {"m": 3, "k": 4096, "n": 4096}
+    assert "was not measured, and its latency is unknown; " in explain("low_rank", 1024, profile, fixed=fixed).summary
+    assert "is unknown: the table has no served_low_rank in bf16; " in explain("served_low_rank", 8, profile).summary
+
+
+def test_a_shape_that_the_table_lacks_is_modelled() -> None:
+    fixed = {"m": 1024, "k": 4096, "n": 4000}
+    assert "was not measured: modelled, " in explain("low_rank", 1024, "nvidia-h100-80gb-hbm3", fixed=fixed).summary
 
 
 def test_a_recorded_kernel_switch_breaks_the_heuristics_rule(profile) -> None:
