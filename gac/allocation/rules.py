@@ -13,7 +13,7 @@ class Rule(ABC):
     """A way to decide; ``gac.testing.check_rule`` checks an implementation.
 
     Attributes:
-        name: as users give it, with its parameter where it has one; certificates of its plans are under it.
+        name: as users give it, with its parameter where it has one; the ``method`` of its plans' certificates.
         limits_cache: True if it can share out the KV cache, for forms that count it.
         needs: a measurement of weights besides loss curves, a name of ``gac.measurement.weight_measurements``; its
             values are ``problem.measurements``.

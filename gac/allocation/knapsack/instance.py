@@ -173,7 +173,7 @@ class Ragged:
         costs: cost of each item under each limit, shape ``(limits, items)``.
         starts: position of each group's first item, shape ``(groups,)``.
         origin: index of each item in its original group, shape ``(items,)``.
-        slack: limit minus the zero of the costs, shape ``(limits,)``.
+        slack: each limit less the lowest costs of all groups, which costs count from, shape ``(limits,)``.
     """
 
     values: Floats | Ints

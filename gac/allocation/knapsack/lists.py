@@ -167,8 +167,8 @@ class Searched:
 
     Attributes:
         choice: the best one (one item position a group), or None.
-        room: no other choice exceeds the bound by less and has a smaller value; 0 where the search gave up.
-        looked: states and pairs that were looked at in the end.
+        room: every better choice, except ``choice``, exceeds the bound by this or more; 0 where the search gave up.
+        looked: the number of states and pairs that were examined.
         longest: states of the longest list.
     """
 
