@@ -189,7 +189,14 @@ def _check_usage(models: Sequence[str], against: str | None, shapes: str | None,
 def _shapes_bench(name: str, workloads: "tuple[Workload, ...]", compiled: bool, options: Mapping[str, Any]) -> "Timed":
     """Refuse what cannot be planned, and return the part that needs a GPU."""
     from gac.evaluation.shapes import planner_of_shapes
-    from gac.evaluation.versions import cache_versions, check_cached, compiled_versions
+    from gac.evaluation.versions import (
+        UNALIGNED,
+        cache_versions,
+        check_cached,
+        compiled_versions,
+        fastest_versions,
+        versions_at,
+    )
     from gac.measurement.curve_library import CurveLibrary
     from gac.models.shapes import shapes_of
 
@@ -210,7 +217,9 @@ def _shapes_bench(name: str, workloads: "tuple[Workload, ...]", compiled: bool, 
         elif schemes:
             lists = _in_schemes(planner, kept, workloads, schemes, rounded)
         else:
-            lists = _in_dims(planner, kept, workloads)
+            shared = versions_at(planner, kept)
+            loss = next(version.loss for version in shared if version.name == UNALIGNED)
+            lists = {run: [*shared, *fastest_versions(planner, kept, run, loss)] for run in workloads}
         if compiled:
             lists = {run: [*versions, *compiled_versions(planner, versions)] for run, versions in lists.items()}
         note("planned")
@@ -237,14 +246,6 @@ def _time_shapes(
     rows = [asdict(result) | fields(result, "speedup", "error", "memory_error") for result in results]
     document = {"shapes": name, "curves": library, "params": problem.params, "results": rows}
     return Answer(document, lambda: [latency_table(results, problem.params), f"planned with {library}"])
-
-
-def _in_dims(planner: "Planner", budget: float, workloads: "Sequence[Workload]") -> "VersionLists":
-    from gac.evaluation.versions import UNALIGNED, fastest_versions, versions_at
-
-    shared = versions_at(planner, budget)
-    loss = next(version.loss for version in shared if version.name == UNALIGNED)
-    return {run: [*shared, *fastest_versions(planner, budget, run, loss)] for run in workloads}
 
 
 def _in_schemes(

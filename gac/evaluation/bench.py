@@ -35,16 +35,13 @@ PARTS: Mapping[str, Form] = {part: form for form in FORMS for part in form.remov
 
 def shares(choices: Sequence[WeightChoice]) -> dict[str, float]:
     """The fraction of each component that the choices keep, from 0 to 1."""
-    kept = {
-        part: [_share(form, choice) for choice in choices if _is_output(part, choice.weight)]
-        for part, form in PARTS.items()
-    }
+    kept: dict[str, list[float]] = {part: [] for part in PARTS}
+    for choice in choices:
+        form, dim = form_named(choice.form).shortening(choice.dim)
+        for part, remover in PARTS.items():
+            if _is_output(part, choice.weight):
+                kept[part].append(dim / form.full(choice.weight) if form.name == remover.name else 1.0)
     return {part: sum(values) / len(values) if values else 1.0 for part, values in kept.items()}
-
-
-def _share(remover: Form, choice: WeightChoice) -> float:
-    form, dim = form_named(choice.form).shortening(choice.dim)
-    return dim / form.full(choice.weight) if form.name == remover.name else 1.0
 
 
 def _is_output(part: str, weight: Weight) -> bool:

@@ -84,7 +84,8 @@ def evaluate(
     suite = open_suite(tasks, num_fewshot, limit) if tasks else None
     samples = [take_sample(reader, each, windows, length, bos) for each in texts]
     measure = partial(_measure, tokenizer=reader, samples=samples, suite=suite, batch=batch, progress=progress)
-    dtype = _common_dtype(everyone)
+    wide = (m.dtype == torch.float32 if isinstance(m, PreTrainedModel) else str(m) in PACKAGED for m in everyone)
+    dtype = torch.float32 if any(wide) else None  # all models round activations alike
     reference = _open(against) if against is not None and kl and samples else None
     measured = [measure(_open(model, dtype), reference) for model in named]
     if against is None:
@@ -92,12 +93,6 @@ def evaluate(
     dense = reference or _open(against)
     results = tuple(replace(result, predicted=_prediction(result, dense)) for result, _ in measured)
     return Evaluation(results, measure(dense, known=measured[0][1])[0])
-
-
-def _common_dtype(models: Sequence[ModelOrName]) -> torch.dtype | None:
-    """float32 if a packaged or loaded model runs in it, so that all models round activations alike."""
-    wide = (m.dtype == torch.float32 if isinstance(m, PreTrainedModel) else str(m) in PACKAGED for m in models)
-    return torch.float32 if any(wide) else None
 
 
 def _open(model: ModelOrName, dtype: torch.dtype | None = None) -> Loaded:

@@ -80,14 +80,10 @@ def _check_finite(values: Any) -> None:
             raise ModelError(problem, "a finite log-likelihood", remedy)
 
 
-def _run_command() -> None:
+if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
     config: Any = EvaluatorConfig  # whose default device is cuda:0, even without a GPU
     config.__init__ = partialmethod(config.__init__, device=None)
     cli_evaluate()
-
-
-if __name__ == "__main__":
-    _run_command()

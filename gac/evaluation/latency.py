@@ -61,8 +61,6 @@ class Timer(Protocol):
 
 
 class Entry(NamedTuple):
-    """A model to benchmark."""
-
     name: str
     build: Callable[[], PreTrainedModel]
     compiled: bool = False  # with torch.compile
@@ -80,10 +78,9 @@ class Timed:
 
 
 def time_in_turns(entries: Sequence[Entry], workload: Workload, timer: Timer) -> list[Timed]:
-    """Time models in turns, with all of them in memory.
+    """Time models in turns, all of them in memory.
 
-    Raises:
-        GacError: there are more than ten, they do not fit, or the workload is longer than a model's positions.
+    A GacError says if there are more than ten, they do not fit, or the workload is longer than a model's positions.
     """
     if len(entries) > BATCH:
         raise GacError(f"{len(entries)} models at once", f"at most {BATCH}", "Time them in several runs.")
@@ -140,7 +137,10 @@ class GraphTimer:
                 context = self._contexts.of(model, workload, ids)
                 cached, step = context.nbytes, decode_step(model, context)
             if compiled:
-                compile_layers(model)
+                dynamo: Any = torch._dynamo
+                dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _RECOMPILATIONS)
+                for layer in model.get_submodule(family_of(model.config).layers).children():  # equal ones share code
+                    layer.compile(dynamic=False, options={"shape_padding": True})
                 step()
             before = _cuda.memory_allocated()
             _cuda.reset_peak_memory_stats()
@@ -154,14 +154,6 @@ class GraphTimer:
 
     def round(self, prepared: Sequence[Captured]) -> Batch:
         return self._stopwatch.round([graph for graph, _ in prepared])
-
-
-def compile_layers(model: PreTrainedModel) -> None:
-    """Compile each decoder layer with ``shape_padding``; equal layers share their code."""
-    dynamo: Any = torch._dynamo
-    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _RECOMPILATIONS)
-    for layer in model.get_submodule(family_of(model.config).layers).children():
-        layer.compile(dynamic=False, options={"shape_padding": True})
 
 
 class Context:

@@ -54,12 +54,7 @@ class Sample:
         return f"{cut.name}, {size} from token {cut.start}, non-overlapping, {cut.head}"
 
     def check(self, model: PreTrainedModel) -> None:
-        """Check that the model can be evaluated on the sample.
-
-        Raises:
-            TextError: its plan was calibrated on one of the documents, or it lacks a token.
-            ModelError: a window has more tokens than the model has positions.
-        """
+        """Refuse a model whose plan was calibrated on one of the documents, or that lacks a token or positions."""
         check_positions(model, self.cut.length, "windows")
         plan = getattr(model, "gac_plan", None)
         if self.documents is not None and isinstance(plan, Plan):
@@ -163,10 +158,9 @@ def divergence(
 def perplexity_on(model: PreTrainedModel, sample: Sample, batch: int = 1, progress: bool = True) -> Perplexity:
     """As ``perplexity``, on a sample."""
 
-    def measure(targets: Tensor, logits: Tensor) -> Sequence[Tensor]:
-        return [window_losses(logits, targets)]
-
-    [loss] = _sums([model], sample, batch, progress, "perplexity", measure)
+    [loss] = _sums(
+        [model], sample, batch, progress, "perplexity", lambda targets, logits: [window_losses(logits, targets)]
+    )
     return _perplexity_of(loss, sample, model)
 
 

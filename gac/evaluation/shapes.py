@@ -163,7 +163,6 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def sharing(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy the modules of a model, but share every parameter and buffer."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared)
 

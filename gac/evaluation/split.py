@@ -30,10 +30,9 @@ from gac.schemes import scheme_named
 
 
 class SplitShapes:
-    """This process's shard of named shapes, ``dense``, and shards of variants; weights are random.
+    """This process's shard of named shapes, ``dense``, and shards of variants, with random weights.
 
-    Raises:
-        ModelError: the shapes are unknown or cannot be split.
+    A ModelError says if the shapes are unknown or cannot be split.
     """
 
     def __init__(self, name: str, ranks: Ranks, dtype: torch.dtype = torch.bfloat16, layers: int | None = None) -> None:

@@ -42,9 +42,7 @@ class Suite:
     ) -> tuple[TaskScore, ...]:
         """Score a model, on its device and in its dtype, ``batch`` requests at a time.
 
-        Raises:
-            TaskError: the data does not fit the task.
-            ModelError: a log-likelihood or a score is NaN or infinite.
+        A TaskError says if data does not fit its task, a ModelError if a log-likelihood or score is not finite.
         """
         from lm_eval import evaluate
 
@@ -90,8 +88,7 @@ class Suite:
 def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int | None = None) -> Suite:
     """Find tasks, tags or groups of the harness (``hellaswag``), or files of tasks, and fetch their data.
 
-    Raises:
-        TaskError: the harness is not installed, there is no such task, it is malformed, or its data is missing.
+    A TaskError says if the harness is not installed, or a task is unknown or malformed, or lacks its data.
     """
     for package in ("lm_eval", "accelerate"):
         if importlib.util.find_spec(package) is None:

@@ -53,7 +53,6 @@ class Version:
 
     @property
     def params(self) -> int:
-        """Of the targeted weights."""
         return sum(choice.params for choice in self.choices)
 
     @property
@@ -63,7 +62,6 @@ class Version:
 
     @property
     def kv_numbers(self) -> int:
-        """Of a token in the KV cache."""
         return counted(self.choices, KV_NUMBERS)[0]
 
 
@@ -135,7 +133,11 @@ class Planner:
         Dims that the GPUs do not divide have no latency.
         """
         problem = self.problem_of(plan.budget.asked, forms=plan.recipe.space.forms, align=False, fuse=fused)
-        choices = {choice.name: _rounded(choice, rounding) for choice in plan.weights}
+        choices = {}
+        for choice in plan.weights:
+            full = form_named(choice.form).full(choice.weight)
+            dim = full if choice.dim == full else min(rounding.dim(choice.dim), full)
+            choices[choice.name] = replace(choice, dim=dim)
         gpus = self.gpus if all(choice.divides(self.gpus) for choice in choices.values()) else 1
         table = _table_latency(problem, choices) if gpus == self.gpus else {}
         loss = plan.prediction.loss
@@ -154,11 +156,6 @@ def _table_latency(problem: Problem, choices: Mapping[str, WeightChoice]) -> dic
         forms, dims = [choice.form for choice in chosen], [choice.dim for choice in chosen]
         rows.append(candidate_at(site, forms, dims, 0.0, problem.timing))
     return {str(workload): total(rows, ns_of(workload)) for workload in problem.workloads}
-
-
-def _rounded(choice: WeightChoice, rounding: Rounding) -> WeightChoice:
-    full = form_named(choice.form).full(choice.weight)
-    return choice if choice.dim == full else replace(choice, dim=min(rounding.dim(choice.dim), full))
 
 
 def version_of(name: str, plan: Plan) -> Version:
@@ -218,7 +215,6 @@ def _problems(
     more_forms: Sequence[str] = (),
     schemes: Sequence[str] = (DEFAULT_SCHEME,),
 ) -> list[Problem]:
-    """The problems of the fastest choice, fused and not."""
     forms = (*DEFAULT_FORMS, *more_forms)
     options = {"workloads": [str(workload)], "align": COARSE, "forms": forms, "schemes": schemes}
     return [planner.problem_of(budget, fuse=fused, **options) for fused in (True, False)]

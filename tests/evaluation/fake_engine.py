@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gac.evaluation.engines.worker import serve
+from gac.evaluation.engines.process import serve
 
 
 class FakeEngine:

@@ -62,7 +62,9 @@ def bench_engine(
     Raises:
         GacError: a model, workload or option cannot be used; or a process of the engine fails, with its last lines.
     """
-    runs, arguments = _checked_workloads(workloads), parsed_options(options)
+    runs, arguments = tuple(map(EngineWorkload.parse, workloads)) or default_workloads(TOKENS), parsed_options(options)
+    if len({*runs}) < len(runs):
+        raise GacError(f"the workloads {', '.join(map(str, runs))}", "each once", "Name each once.")
     _check_models(models, runs)
     session = _Session(runs, turns, arguments, worker_command(python))
     tokens = (turns + 1) * sum(run.processed_tokens for run in runs)
@@ -111,13 +113,6 @@ def parsed_options(options: Sequence[str]) -> dict[str, Any]:
     return arguments
 
 
-def _checked_workloads(workloads: Sequence[str]) -> tuple[EngineWorkload, ...]:
-    runs = tuple(EngineWorkload.parse(text) for text in workloads) or default_workloads(TOKENS)
-    if len({*runs}) < len(runs):
-        raise GacError(f"the workloads {', '.join(map(str, runs))}", "each once", "Name each once.")
-    return runs
-
-
 def _check_models(models: Sequence[str], runs: Sequence[EngineWorkload]) -> None:
     if not 1 <= len(models) <= MOST_MODELS:
         raise GacError(f"{len(models)} models", f"1 to {MOST_MODELS}", "Time fewer at once.")
@@ -147,8 +142,6 @@ def _check(name: str, runs: Sequence[EngineWorkload]) -> None:
 
 @dataclass(frozen=True)
 class _Measured:
-    """A model that was measured."""
-
     name: str
     opened: Mapping[str, Any]  # what its process says of the engine and the device
     samples: Mapping[EngineWorkload, Sequence[Mapping[str, Any]]]  # a turn each
@@ -156,8 +149,6 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _Session:
-    """The way to measure models that are open at the same time."""
-
     runs: Sequence[EngineWorkload]
     turns: int
     options: Mapping[str, Any]
@@ -218,13 +209,8 @@ def _summarised(measured: Sequence[_Measured], runs: Sequence[EngineWorkload]) -
     models: list[EngineModel] = []
     for each in measured:
         first = models[0].timings if models else [None] * len(runs)
-        timings = tuple(_timing(run, each.samples[run], dense) for run, dense in zip(runs, first, strict=True))
+        timings = tuple(EngineTiming.of(run, each.samples[run], dense) for run, dense in zip(runs, first, strict=True))
         digests = Path(each.name) / DIGESTS
         digest = file_digest(digests) if digests.is_file() else None
         models.append(EngineModel(each.name, digest, each.opened["kv_cache_tokens"], timings))
     return tuple(models)
-
-
-def _timing(run: EngineWorkload, samples: Sequence[Mapping[str, Any]], first: EngineTiming | None) -> EngineTiming:
-    graphs = [sample["graph_ms"] for sample in samples if sample["graph_ms"] is not None]
-    return EngineTiming.of(run, [sample["ms"] for sample in samples], graphs, first)

@@ -1,4 +1,8 @@
-"""A process that holds one model in an engine, and the errors that it ends with."""
+"""A process that holds one model in an engine: both ends of its pipes, and the errors that it ends with.
+
+A call is a line of JSON, ``{"call": name, "arguments": {...}}``, and so is its answer: ``{"result": {...}}``, or
+``{"error": text}``.
+"""
 
 import json
 import os
@@ -10,6 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Self
 
 from gac.core.errors import GacError
@@ -107,11 +113,7 @@ class Worker:
         self._log.close()
 
     def call(self, function: str, **arguments: Any) -> Any:
-        """Call a function of the process, and wait for its result.
-
-        Raises:
-            EngineError: the call failed, or the process has ended.
-        """
+        """Call a function of the process; an EngineError if it fails, or the process has ended."""
         line = json.dumps({"call": function, "arguments": arguments}) + "\n"
         with suppress(BrokenPipeError):
             os.write(self._calls, line.encode())
@@ -130,7 +132,6 @@ class Worker:
         return EngineError(self.name, message, self._last_lines(), self._python)
 
     def _answer(self) -> bytes:
-        """Read a line; empty where the process has closed its end."""
         parts: list[bytes] = []
         while not parts or not parts[-1].endswith(b"\n"):
             part = os.read(self._answers, 2**16)
@@ -150,3 +151,31 @@ def worker_command(python: str | Path | None) -> list[str]:
     # The directory that the user works in may hold anything: Python imports from it only where this one does.
     safe = [] if {"", os.getcwd()} & {*sys.path} else ["-P"]
     return [str(python or sys.executable), *safe, "-m", "gac.evaluation.engines.vllm_engine"]
+
+
+def serve(engine: Any, calls: int, answers: int) -> None:
+    """Call methods of ``engine`` as lines on the descriptor ``calls`` ask for, until it is closed.
+
+    The process then ends at once, with all that it started: also in the middle of a call.
+    """
+    lines: SimpleQueue[str] = SimpleQueue()
+    for descriptor in (calls, answers):
+        os.set_inheritable(descriptor, False)  # a child would keep the pipe open
+    Thread(target=_read, args=(calls, lines), daemon=True).start()
+    with os.fdopen(answers, "w", encoding="utf-8") as stream:
+        while True:
+            call = json.loads(lines.get())
+            try:
+                answer = {"result": getattr(engine, call["call"])(**call["arguments"])}
+            except Exception as failure:  # noqa: BLE001  # of any kind: the caller names it
+                answer = {"error": f"{type(failure).__name__}: {failure}"}
+            print(json.dumps(answer), file=stream, flush=True)
+
+
+def _read(calls: int, lines: SimpleQueue[str]) -> None:
+    with os.fdopen(calls, encoding="utf-8") as stream:
+        for line in stream:
+            lines.put(line)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)

@@ -1,8 +1,9 @@
 """Results of models in an engine: samples of every turn, medians, and speeds over the first model. Loads no torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
+from typing import Any
 
 from gac.core.display import Row, Shown, Table
 from gac.core.io import Record
@@ -43,9 +44,11 @@ class EngineTiming:
 
     @classmethod
     def of(
-        cls, workload: EngineWorkload, ms: Sequence[float], graph_ms: Sequence[float], first: "EngineTiming | None"
+        cls, workload: EngineWorkload, samples: Sequence[Mapping[str, Any]], first: "EngineTiming | None"
     ) -> "EngineTiming":
-        """Summarise the samples of a model, one a turn; ``first`` is what the first model took."""
+        """Summarise ``ms`` and ``graph_ms`` of every turn; ``first`` is what the first model took."""
+        ms = [sample["ms"] for sample in samples]
+        graph_ms = [sample["graph_ms"] for sample in samples if sample["graph_ms"] is not None]
         middle, graph = median(ms), median(graph_ms) if graph_ms else None
         graph_ratio = None if first is None or first.graph_ms is None or graph is None else first.graph_ms / graph
         rates = workload.tokens_per_second(middle)
@@ -106,12 +109,10 @@ class EngineBench(Shown, Record):
 
     @property
     def by_workload(self) -> Sequence[tuple[EngineTiming, ...]]:
-        """The timings of all models at each workload."""
         return list(zip(*(model.timings for model in self.models), strict=True))
 
     @property
     def description(self) -> str:
-        """The engine, the device, and in which order models ran."""
         versions = ", ".join(f"{_NAMES[name]} {version}" for name, version in self.versions.items())
         order = "" if len(self.models) == 1 else " in turns" if self.in_turns else ", one model after the other"
         share = "" if self.memory_share is None else f"; each with {self.memory_share:.0%} of the GPU's memory"

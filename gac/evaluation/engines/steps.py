@@ -42,16 +42,13 @@ def profile_steps(
 
     Each is timed by the engine's own class, and by GAC's plugin with nothing changed. A decode step is the time of its
     CUDA graph, without compilation; a prefill is the time until all first tokens are there. Steps that the table has
-    are not timed again.
+    are not timed again. A GacError says if a config does not name its sizes as Llama's does, vLLM is not installed or
+    cannot open a model, or the file is of another machine.
 
     Args:
         models: shapes or transformers configs of text models, by name.
         path: the table, or a new file.
         python: of an environment with vLLM and GAC; None: the one that runs this.
-
-    Raises:
-        ModelError: the config of a model does not name its sizes as Llama's does.
-        GacError: vLLM is not installed, or cannot open a model; the file is of another machine.
     """
     runs = [
         (name, served, _points(name, config, workloads, dtype, served))

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from gac.core.version import __version__
-from gac.evaluation.engines.worker import serve
+from gac.evaluation.engines.process import serve
 from gac.evaluation.engines.workloads import DECODE_STEPS, EngineWorkload
 
 _ENVIRONMENT = {

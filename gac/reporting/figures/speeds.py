@@ -40,13 +40,10 @@ def speeds(bench: EngineBench | str | Path, *, title: str | None = None, ax: "Ax
         ax.axvline(1, **DOTTED)
         ends = [end for timings in bench.by_workload for each in timings for end in _ends(each)]
         ax.set(xlim=(0, 1.05 * max(ends)), xlabel=f"speed over {bench.labels[0]}; lines show the range of all turns")
-        ax.set_title(f"{_engine(bench)}, {bench.device}" if title is None else title, pad=4)
+        engine = f"vLLM {bench.versions.get(bench.engine, '')}".rstrip()
+        ax.set_title(f"{engine}, {bench.device}" if title is None else title, pad=4)
         _legend(ax, bench)
     return ax
-
-
-def _engine(bench: EngineBench) -> str:
-    return f"vLLM {bench.versions.get(bench.engine, '')}".rstrip()
 
 
 def _ends(timing: EngineTiming) -> list[float]:
