@@ -67,7 +67,10 @@ def usual(
     return small, plan, small.compress(plan, model=copy.deepcopy(small.model))
 
 
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    "setting",
+    [pytest.param(SETTINGS[name], id=name, marks=pytest.mark.slow if name == "float16" else ()) for name in SETTINGS],
+)
 def test_plans_do_not_depend_on_settings_which_are_as_they_were(
     usual: tuple[Small, gac.Plan, Any], setting: Any, prose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

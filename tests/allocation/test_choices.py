@@ -7,7 +7,7 @@ from math import fsum
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -195,6 +195,7 @@ def test_more_budget_never_predicts_more_loss(losses: list[list[float]], each: f
     assert less.budget.used <= less.budget.limit <= more.budget.limit
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(ROWS, st.sampled_from([PREFILL, DECODE]), BUDGETS, BUDGETS)
 def test_more_time_never_predicts_more_loss(
     losses: list[list[float]], workload: str, each: float, other: float
@@ -207,6 +208,7 @@ def test_more_time_never_predicts_more_loss(
     assert planned(losses, 1.0, {workload: more}).prediction.loss <= tight.prediction.loss
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(ROWS, BUDGETS, st.integers(-300, 300))
 def test_a_unit_of_loss_that_is_a_power_of_two_changes_no_dim(
     losses: list[list[float]], budget: float, power: int

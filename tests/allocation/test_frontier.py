@@ -64,7 +64,7 @@ def test_a_point_keeps_what_is_fused(tmp_path: Path) -> None:
     assert [result.plan(index).sites[0].shared for index in range(3)] == [True, True, False]
 
 
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(PROBLEMS, st.integers(2, 12), st.sampled_from(["params", PREFILL, DECODE]))
 def test_every_point_is_the_decision_for_its_limit(small: Problem, points: int, limit: str) -> None:
     result = frontier(small, points=points, limit=limit)

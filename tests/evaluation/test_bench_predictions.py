@@ -71,6 +71,7 @@ def planner() -> Planner:
     return planner_of_shapes(name, runs, table(dict.fromkeys(points)), layers=1, gpus=GPUS)
 
 
+@pytest.mark.slow
 def test_versions_for_several_gpus(planner: Planner) -> None:
     versions = {version.name: version for version in versions_at(planner, 0.7)}
     assert {versions[name].gpus for name in (UNALIGNED, "uniform", DEFAULT + FOR_ONE)} == {1}

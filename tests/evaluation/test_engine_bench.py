@@ -85,6 +85,7 @@ def test_medians_ratios_and_rates(pair: Pair, python: Path) -> None:
     assert (small.ratio, small.ratio_samples, small.graph_ratio) == (1.5, (2.0, 1.0, 1.5), 2.0)
 
 
+@pytest.mark.slow
 def test_models_that_do_not_fit_together_are_measured_one_after_the_other(
     pair: Pair, python: Path, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_models_that_do_not_fit_together_are_measured_one_after_the_other(
     assert "one model after the other; each with 90% of the GPU's memory" in bench.description
 
 
+@pytest.mark.slow
 def test_a_small_cache_is_a_lack_of_memory(pair: Pair, python: Path, tmp_path: Path) -> None:
     names = pair({"tokens": 145}, {"tokens": 146})
     with pytest.raises(GacError, match="dense in vLLM: its KV cache holds 145 tokens, and decode:2@8 needs 146"):
@@ -125,6 +127,7 @@ def test_what_fails_in_an_engine_is_told_with_its_last_lines(
     assert not any(is_alive(process) for *_, process in calls(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_an_environment_without_vllm_is_named(pair: Pair) -> None:
     with pytest.raises(
