@@ -36,8 +36,8 @@ LATENCY_FORMS = (*DEFAULT_FORMS, "skip")
 """Defaults where a latency below the dense model's is asked for: skipping whole blocks loses least there."""
 
 
-def form_named(name: str) -> Form:
-    return FORMS.get(name)
+form_named = FORMS.get
+"""The form of a name; PlanError if there is none."""
 
 
 def check_choice(weight: Weight, form: str, dim: int) -> None:

@@ -192,7 +192,7 @@ class Profile(Shown):
 
     def point(self, operation: Operation, dtype: str = "bf16") -> int | None:
         """Return the measured latency of one shape in ns, rounded up; None where there is no number for it."""
-        row = self.find(Point(operation, dtype))
+        row = self.measurements.find(Point(operation, dtype))
         return None if row is None or row.median_ns is None else ceil(row.median_ns)
 
     @checked

@@ -26,8 +26,8 @@ DEFAULT_SCHEME = "bf16"
 """The scheme of weights by default: numbers as they were loaded, counted as 16 bits."""
 
 
-def scheme_named(name: str) -> Scheme:
-    return SCHEMES.get(name)
+scheme_named = SCHEMES.get
+"""The scheme of a name; PlanError if there is none."""
 
 
 def scheme_timed_as(dtype: str) -> Scheme | None:

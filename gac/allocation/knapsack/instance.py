@@ -331,10 +331,6 @@ def _split_row(items: Ragged, row: int) -> Ragged:
     )
 
 
-def bits_of(groups: int) -> int:
-    return min(VALUE_BITS, COST_BITS - groups.bit_length())
-
-
 def to_grains(values: Floats | Ints, grain: float) -> Ints:
     """Round each value to the nearest whole number of grains (a power of two); larger ones become ``2**62``."""
     exponent = int(np.frexp(grain)[1]) - 1

@@ -203,8 +203,10 @@ def best_choice(core: Core, work: Work) -> Searched:
             room = half.take(room, work)
             longest = max(longest, len(half))
         left, right = (half.states for half in halves)
-    best, complete, pairs = _join(left, right, core.within(room), work)
-    items = None
+    core, best, complete, pairs, items = core.within(room), None, True, 0, None
+    if left.shape[1] and right.shape[1]:
+        join = _join_single if len(core.free) == 1 else _join_several
+        best, complete, pairs = join(left, right, core, work)
     if best is not None:
         path = [*tree.items(int(left[NODE, best[0]])), *tree.items(int(right[NODE, best[1]]))]
         items = np.array(path, dtype=np.int64)
@@ -366,39 +368,27 @@ class _Half:
 # --- the join -------------------------------------------------------------------------------------------------------
 
 
-def _join(left: States, right: States, core: Core, work: Work) -> tuple[tuple[int, int] | None, bool, int]:
-    """The pair whose costs sum to at most ``free`` with the smallest sum of values, if that is below ``below``.
-
-    Beyond ``MOST_PAIRS``, or once the work is spent, the join is incomplete.
-
-    Returns:
-        Its positions in left and right, or None; true if the join is complete; and the pairs that were looked at.
-    """
-    if not left.shape[1] or not right.shape[1]:
-        return None, True, 0
-    if len(core.free) == 1:
-        return _join_single(left, right, int(core.free[0]), core.below), True, left.shape[1]
-    return _join_several(left, right, core, work)
+Joined = tuple[tuple[int, int] | None, bool, int]
+"""The positions in left and right of the pair whose costs sum to at most ``free`` with the smallest sum of values, if
+that is below ``below``; true if the join is complete; and the pairs that were looked at."""
 
 
-def _join_single(left: States, right: States, free: int, below: int) -> tuple[int, int] | None:
+def _join_single(left: States, right: States, core: Core, work: Work) -> Joined:
     order = np.argsort(right[0], kind="stable")
     values = right[VALUE, order]
     lowest = np.minimum.accumulate(values)
-    fitting = np.searchsorted(right[0, order], free - left[0], side="right")
+    fitting = np.searchsorted(right[0, order], core.free[0] - left[0], side="right")
     fits = np.flatnonzero(fitting)
-    if len(fits) == 0:
-        return None
     total = left[VALUE, fits] + lowest[fitting[fits] - 1]
+    if total.min(initial=core.below) >= core.below:
+        return None, True, left.shape[1]
     best = int(total.argmin())
-    if total[best] >= below:
-        return None
     partner = np.flatnonzero(values[: fitting[fits[best]]] == lowest[fitting[fits[best]] - 1])[0]
-    return int(fits[best]), int(order[partner])
+    return (int(fits[best]), int(order[partner])), True, left.shape[1]
 
 
-def _join_several(left: States, right: States, core: Core, work: Work) -> tuple[tuple[int, int] | None, bool, int]:
-    """Several limits: only the pairs that use nearly all of the limit whose use is tightest.
+def _join_several(left: States, right: States, core: Core, work: Work) -> Joined:
+    """Only the pairs that use nearly all of the limit whose use is tightest; incomplete once there are too many.
 
     A choice with reduced values R that leaves u of a limit unused has a value of at least bound + R + multiplier * u,
     so u < (reach - R) / multiplier. The right list is cut into classes of similar R, which keeps that window narrow.

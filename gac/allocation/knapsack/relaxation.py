@@ -25,10 +25,36 @@ def relax(items: Ragged) -> tuple[Floats, Ints | None]:
     Returns:
         The multipliers (loss per unit of each limit), and a choice within the limits or None.
     """
-    return _cutting_planes(items) if len(items.costs) == 1 else _column_generation(items)
+    if len(items.costs) == 1:
+        return _relax_single(items)
+    # Column generation: a small linear program over the columns so far prices all items for the next ones. A column
+    # that breaks a limit may do so at a penalty, so that the program always has a solution.
+    scale = np.maximum(items.slack, 1).astype(np.float64)
+    shares = (items.costs / scale[:, None]).sum(axis=0)
+    columns = np.unique([items.first_minimum(row) for row in (items.values, shares, *items.costs)])
+    unit = float(np.maximum.reduceat(items.values, items.starts).sum(dtype=np.float64)) or 1.0
+    finest = _FINEST * unit
+    multipliers, bound = np.zeros(len(items.costs)), -np.inf
+    weights = np.ones(len(columns))
+    for _ in range(_ROUNDS):
+        program = _restricted_program(items, columns, scale, unit)
+        if program is None:
+            break
+        objective, weights, prices = program
+        priced = items.values + prices @ items.costs
+        picks = items.first_minimum(priced)
+        dual = float(priced[picks].sum() - prices @ items.slack)
+        if dual > bound:
+            bound, multipliers = dual, prices
+        unit = min(unit, max(abs(objective), finest))  # neither an objective of 0 nor penalties blow it up
+        if objective - bound <= _CLOSE * unit or np.isin(picks, columns).all():
+            break
+        merged = np.union1d(columns, picks)
+        weights, columns = np.zeros(len(merged)), merged
+    return multipliers, _repaired(items, columns, weights)
 
 
-def _cutting_planes(items: Ragged) -> tuple[Floats, Ints]:
+def _relax_single(items: Ragged) -> tuple[Floats, Ints]:
     """Maximise the dual of one limit: the next multiplier is where the two tangents meet.
 
     The cost of the minimiser falls as the multiplier rises. So between two multipliers only items whose cost is
@@ -63,36 +89,6 @@ def _cutting_planes(items: Ragged) -> tuple[Floats, Ints]:
 def _lexicographic_minimum(items: Ragged, first: Floats | Ints, second: Floats | Ints, above: float) -> Ints:
     smallest = first == np.minimum.reduceat(first, items.starts)[items.group]
     return items.first_minimum(np.where(smallest, second, above))
-
-
-def _column_generation(items: Ragged) -> tuple[Floats, Ints | None]:
-    """Price all items for the next columns by a small linear program over the columns so far.
-
-    A column that breaks a limit may do so at a penalty, so that the program always has a solution.
-    """
-    scale = np.maximum(items.slack, 1).astype(np.float64)
-    shares = (items.costs / scale[:, None]).sum(axis=0)
-    columns = np.unique([items.first_minimum(row) for row in (items.values, shares, *items.costs)])
-    unit = float(np.maximum.reduceat(items.values, items.starts).sum(dtype=np.float64)) or 1.0
-    finest = _FINEST * unit
-    multipliers, bound = np.zeros(len(items.costs)), -np.inf
-    weights = np.ones(len(columns))
-    for _ in range(_ROUNDS):
-        program = _restricted_program(items, columns, scale, unit)
-        if program is None:
-            break
-        objective, weights, prices = program
-        priced = items.values + prices @ items.costs
-        picks = items.first_minimum(priced)
-        dual = float(priced[picks].sum() - prices @ items.slack)
-        if dual > bound:
-            bound, multipliers = dual, prices
-        unit = min(unit, max(abs(objective), finest))  # neither an objective of 0 nor penalties blow it up
-        if objective - bound <= _CLOSE * unit or np.isin(picks, columns).all():
-            break
-        merged = np.union1d(columns, picks)
-        weights, columns = np.zeros(len(merged)), merged
-    return multipliers, _repaired(items, columns, weights)
 
 
 def _restricted_program(

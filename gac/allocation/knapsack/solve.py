@@ -10,12 +10,13 @@ from typing import Literal
 import numpy as np
 
 from gac.allocation.knapsack.instance import (
+    COST_BITS,
     FINEST,
+    VALUE_BITS,
     Group,
     OutOfReachError,
     Ragged,
     Solution,
-    bits_of,
     costs_of,
     flatten,
     parse_instance,
@@ -116,7 +117,7 @@ def _refine(items: Ragged, first: Callable[[], Ints], work: Work) -> tuple[Outco
     ``first`` finds a choice where the relaxation finds none.
     """
     start: Ints | None = None
-    bits = bits_of(len(items.starts))
+    bits = min(VALUE_BITS, COST_BITS - len(items.starts).bit_length())
     while True:
         largest = items.values.max()
         top = int(np.frexp(largest)[1])
