@@ -4,9 +4,10 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -52,25 +53,38 @@ def save(model_type: str, make_plan: Callable[..., Plan], folder: Path, **change
     config = small_config(model_type, hidden_size=128, num_hidden_layers=LAYERS, **changed)
     model = compressed(small_model(config), make_plan, changes(config)).float()
     model.save_pretrained(folder)
+    return generated(model)
+
+
+def generated(model: Any) -> list[list[int]]:
+    """The greedy tokens of ``generate`` after each prompt."""
     options: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     with torch.no_grad():
         return [model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist() for ids in prompts()]
 
 
-def serve(folder: Path, **options: Any) -> "subprocess.CompletedProcess[str]":
+def serve(folder: Path, environment: Mapping[str, str] | None = None, **options: Any) -> list[list[int]]:
+    """The same tokens as vLLM gives them, run with these variables in its environment."""
+    done = run(folder, environment, **options)
+    assert done.returncode == 0, done.stderr[-4000:]
+    answer: list[list[int]] = json.loads((folder / "answer.json").read_text())
+    return answer
+
+
+def run(folder: Path, environment: Mapping[str, str] | None = None, **options: Any) -> CompletedProcess[str]:
     request = {"options": {"dtype": "float32", "enforce_eager": True, **options}, "prompts": prompts()}
     (folder / "request.json").write_text(json.dumps({**request, "tokens": TOKENS}))
     command = [PYTHON, str(WORKER), str(folder), str(folder / "request.json"), str(folder / "answer.json")]
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
-    return subprocess.run(command, env=inherited, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env={**inherited, **(environment or {})}, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_its_tokens_are_those_of_generate(model_type: str, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
     expected = save(model_type, make_plan, tmp_path)
-    done = serve(tmp_path)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads((tmp_path / "answer.json").read_text()) == expected
+    assert serve(tmp_path) == expected
 
 
 def shorter_values(make_plan: Callable[..., Plan]) -> Any:
@@ -97,6 +111,6 @@ def test_what_the_engine_does_not_run_is_named(
     make: Callable[..., Any], message: str, make_plan: Callable[..., Plan], tmp_path: Path
 ) -> None:
     make(make_plan=make_plan).save_pretrained(tmp_path)
-    done = serve(tmp_path)
+    done = run(tmp_path)
     assert done.returncode != 0
     assert message in done.stdout + done.stderr
