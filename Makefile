@@ -54,7 +54,7 @@ fuzz: .venv/tests.stamp ## try 10,000 extreme instances of the knapsack (2 minut
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.knapsack --seed 0 --instances $(INSTANCES)
 
 test-vllm: .venv/tests.stamp .venv/vllm.stamp ## run the tests of vLLM's plugin with a CPU build of vLLM in its own environment (3.5 GB)
-	OMP_NUM_THREADS=1 GAC_VLLM=$(CURDIR)/$(VLLM)/bin/python $(BIN)/pytest tests/serving/test_vllm.py tests/serving/test_vllm_deci.py
+	OMP_NUM_THREADS=1 GAC_VLLM=$(CURDIR)/$(VLLM)/bin/python $(BIN)/pytest tests/serving/test_vllm.py tests/serving/test_bench_in_vllm.py tests/serving/test_vllm_deci.py
 
 format: .venv/tests.stamp ## fix style and format the code
 	$(BIN)/ruff check --fix

@@ -33,6 +33,7 @@ from gac.healing.records import BLOCKS, TrainingBudget, default_rate
 from gac.measurement.documents import Text
 from gac.measurement.embeddings import check_embeddings, quantised_embeddings, replace_embeddings
 from gac.measurement.session import (
+    Measurement,
     calibration_run,
     check_same_everywhere,
     load_dense_model,
@@ -50,7 +51,7 @@ from gac.models.plain import check_in_memory, check_plain
 from gac.models.threads import one_call_at_a_time
 from gac.plan.costs import KV_NUMBERS, PARAMS
 from gac.plan.plan import Plan
-from gac.plan.recipe import Recipe, Refit, Shots
+from gac.plan.recipe import Recipe, Refit, ResolvedRecipe, Shots
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.reporting.figures.losses import figure_of_healing
@@ -76,6 +77,7 @@ class Options(TypedDict, total=False):
     profile: Profile | str | Path | None
     workloads: str | Iterable[str]
     fuse: Fusing
+    engine: str | None
     tensor_parallel: int
     memory: float | None
     kv_cache: float | None
@@ -169,13 +171,25 @@ def allocate(
         compare_with=check,
         progress=progress,
     )
-    problem = Problem(resolved.sites, measured.curves, profile, measured.recipe, measured.evidence, measured.by_weight)
+    problem = _problem_of(resolved, measured, profile)
 
     def decide() -> Plan:
         decision = attach_single_gpu_comparison(problem, rule.decide(problem))
         return verified(decision) if verify else decision.plan
 
     return this_run().once(decide)
+
+
+def _problem_of(resolved: ResolvedRecipe, measured: Measurement, profile: Profile) -> Problem:
+    return Problem(
+        resolved.sites,
+        measured.curves,
+        profile,
+        measured.recipe,
+        measured.evidence,
+        measured.by_weight,
+        resolved.steps,
+    )
 
 
 @checked
@@ -219,7 +233,7 @@ def frontier(
     resolved = replace(resolved, recipe=replace(resolved.recipe, limits=replace(resolved.recipe.limits, kv_cache=None)))
     check_limited(resolved.sites, profile, resolved.recipe, limit)
     measured = measure(model, resolved, request.texts, tokenizer, first_shot=first_shot, progress=progress)
-    problem = Problem(resolved.sites, measured.curves, profile, measured.recipe, measured.evidence, measured.by_weight)
+    problem = _problem_of(resolved, measured, profile)
     return this_run().once(lambda: solve_frontier(problem, points=points, limit=limit))
 
 

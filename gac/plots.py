@@ -14,6 +14,7 @@ the figure.
 from gac.reporting.figures.dims import dims, figure_of_dims, heads, layer_time
 from gac.reporting.figures.heatmaps import alignment, plan
 from gac.reporting.figures.losses import Outcome, prediction
+from gac.reporting.figures.speeds import speeds
 from gac.reporting.figures.sweeps import atlas, latency
 from gac.reporting.frontier import figure_of_frontier
 from gac.reporting.frontier import plot_frontier as frontier
@@ -35,6 +36,7 @@ __all__ = [
     "plan",
     "prediction",
     "save",
+    "speeds",
     "token_losses",
     "tokens",
 ]

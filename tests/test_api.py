@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac.allocation.problem import floored
 from gac.checkpoint.card import model_card
 from gac.core.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
+from gac.plan.costs import floored
 from gac.plan.summary import allocate_command
 from gac.runtime.fusion.shared_gemm import FusedInput
 from gac.runtime.modules import LowRankLinear

@@ -74,6 +74,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--workload decode:2@64": {"workloads": ["decode:2@64"]},
     "--no-fuse": {"fuse": False},
     "--tensor-parallel 2": {"tensor_parallel": 2},
+    "--engine vllm": {"engine": "vllm"},
     "--refit update": {"refit": "update"},
 }
 CHOSEN = ("--budget", "--memory", "--latency", "--kv-cache", "--slack", "--rule")

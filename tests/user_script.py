@@ -100,6 +100,7 @@ def look(made: gac.Plan, table: gac.Profile) -> None:
     plots.save(gac.published_heads(ax=plots.heads(made)), "heads.png")
     plots.dims({"a": made}, "down_proj")
     plots.alignment(table)
+    plots.speeds("speeds.json", title="a")
     assert gac.plots is plots
     plots.atlas(table)
     plots.figure_of_frontier("frontier.json")

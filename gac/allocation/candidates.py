@@ -85,8 +85,10 @@ def candidates(
 
 
 def dense_candidate(site: Site, timing: Timing, scheme: Scheme = BF16) -> CandidateSet:
+    """Return the dense site; weights that may share a GEMM do so, as in engines, where the profile has it."""
     dense, dims = [form_named("dense")] * len(site.weights), [full_dim(weight) for weight in site.weights]
-    return zip_candidates(site.fused_and_unfused[0], dense, dims, scheme, timing)
+    layouts = [zip_candidates(layout, dense, dims, scheme, timing) for layout in site.fused_and_unfused]
+    return next((rows for rows in reversed(layouts) if UNKNOWN not in rows.latency), layouts[0])
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:

@@ -10,11 +10,11 @@ from math import floor, frexp, ldexp
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet, weight_candidates, with_fused_gemm
-from gac.allocation.candidates import dense_candidate
+from gac.allocation.dense import DenseModel, total
 from gac.allocation.dims import check_forms_divide, full_dim, runnable_dims
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.latencies import Timing, has_latencies
-from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, total
+from gac.allocation.problem import LOSS, Instance, Problem, as_knapsack
 from gac.allocation.split_latencies import check_collectives, timing_of
 from gac.core.errors import BudgetError, ProfileError
 from gac.core.version import __version__
@@ -109,8 +109,9 @@ def _known_workloads(sites: Sequence[Site], timing: Timing, scheme: str) -> list
     def storable(site: Site) -> bool:
         return all(len(runnable_dims(dense, stored, weight, full_dim(weight), timing.gpus)) for weight in site.weights)
 
-    sets = [dense_candidate(site, timing, stored) for site in sites if storable(site)]
-    return [str(workload) for workload in timing.workloads if total(sets, ns_of(workload)) is not None]
+    model = DenseModel.of([site for site in sites if storable(site)], timing, scheme=stored)
+    latencies = zip(timing.workloads, model.latency_ns, strict=True)
+    return [str(workload) for workload, ns in latencies if ns is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +138,8 @@ def decide(problem: Problem) -> Decision:
         BudgetError: a limit cannot be met.
         ProfileError: a latency is limited, and the profile lacks it.
     """
-    slack, limits = problem.recipe.slack, allowed(problem.recipe, problem.dense)
-    dense = zip(problem.workloads, problem.dense_ns, strict=True)
+    slack, limits = problem.recipe.slack, problem.allowed
+    dense = zip(problem.workloads, problem.dense.latency_ns, strict=True)
     weights = {ns_of(workload): 1 / ns for workload, ns in dense if ns and slack}
     instance = as_knapsack(problem.candidates(limits, minimised=weights), limits)
     least, decision = instance.solve(), None
@@ -163,7 +164,7 @@ def _decide_for_speed(
     solution = quick.solve(start)
     *prices, nat = solution.certificate.multipliers
     proof = replace(solution.certificate, multipliers=(*prices, nat / unit))
-    speed = Speed(value, summed_latency(instance.chosen(least)), proof)
+    speed = Speed(value, summed_latency(instance.chosen(least), problem.dense.rest_ns), proof)
     priced = nat > 0 and all(ns_of(workload) in quick.limits for workload in problem.workloads)
     alternatives = quick.alternatives(solution) if priced else None
     plan = plan_of(problem, quick.chosen(solution), least.certificate, alternatives, speed)
@@ -178,15 +179,25 @@ def plan_of(
     speed: Speed | None = None,
 ) -> Plan:
     """Make the plan of a problem from one candidate for each site."""
-    dense, measured = (problem.dense_ns, problem.fused_ns), problem.evidence(chosen)
-    beyond = problem.loss_beyond_sum(chosen)
-    return assemble(problem.sites, chosen, dense, problem.recipe, measured, certificate, alternatives, speed, beyond)
+    return assemble(
+        problem.sites,
+        chosen,
+        problem.dense.latency_ns,
+        problem.dense.rest_ns,
+        problem.recipe,
+        problem.evidence(chosen),
+        certificate,
+        alternatives,
+        speed,
+        problem.loss_beyond_sum(chosen),
+    )
 
 
 def assemble(
     sites: Sequence[Site],
     chosen: Sequence[Candidate],
-    dense: tuple[Sequence[int | None], Sequence[int | None]],
+    dense_ns: Sequence[int | None],
+    rest_ns: Sequence[int],
     recipe: Recipe,
     measured: Measured,
     certificate: Certificate,
@@ -197,7 +208,8 @@ def assemble(
     """Make a plan from one candidate for each site.
 
     Args:
-        dense: latency of the dense sites, one a workload, GEMM by GEMM and with shared ones; None where unknown.
+        dense_ns: latency of the dense model, one a workload; None where unknown.
+        rest_ns: the part of it beside the GEMMs of the sites, which every choice takes too.
         alternatives: of each site; None where they are not known.
         beyond_sum: loss of the choices beyond the sum of their losses.
     """
@@ -217,7 +229,7 @@ def assemble(
         for site, candidate, others in zip(sites, chosen, alternatives or [()] * len(sites), strict=True)
     )
     weights = [weight for choice in choices for weight in choice.weights]
-    workloads, limits = _workloads(recipe.deployment.workloads, chosen, *dense), []
+    workloads, limits = _workloads(recipe.deployment.workloads, chosen, dense_ns, rest_ns), []
     for column, fraction in recipe.fractions.items():
         counted = amounts(weights, workloads, column)
         assert counted is not None, f"{column} of a chosen candidate is unknown"
@@ -241,24 +253,24 @@ def assemble(
 
 
 def _workloads(
-    names: Sequence[str], chosen: Sequence[Candidate], dense_ns: Sequence[int | None], fused_ns: Sequence[int | None]
+    names: Sequence[str], chosen: Sequence[Candidate], dense_ns: Sequence[int | None], rest_ns: Sequence[int]
 ) -> tuple[WorkloadLatency, ...]:
-    columns = zip(names, dense_ns, fused_ns, summed_latency(chosen), strict=True)
+    columns = zip(names, dense_ns, summed_latency(chosen, rest_ns), rest_ns, strict=True)
     weights, rows = sum(len(candidate.dims) for candidate in chosen), []
-    for column, (name, dense, fused, ns) in enumerate(columns):
+    for column, (name, dense, ns, rest) in enumerate(columns):
         known = [candidate for candidate in chosen if candidate.latency_ns[column] is not None]
         unknown = weights - sum(len(candidate.dims) for candidate in known)
         interpolated = sum(candidate.interpolated[column] for candidate in known)
         modelled = sum(candidate.modelled[column] for candidate in known if candidate.modelled)
         measured = weights - unknown - interpolated - modelled
-        rows.append(WorkloadLatency(name, dense, ns, measured, interpolated, unknown, modelled, fused))
+        rows.append(WorkloadLatency(name, dense, ns, measured, interpolated, unknown, modelled, rest_ns=rest))
     return tuple(rows)
 
 
-def summed_latency(candidates: Sequence[Candidate]) -> tuple[int | None, ...]:
-    """Sum the ns for each workload; None where a candidate's is unknown."""
-    columns = zip(*(candidate.latency_ns for candidate in candidates), strict=True)
-    return tuple(None if None in column else sum(ns for ns in column if ns is not None) for column in columns)
+def summed_latency(candidates: Sequence[Candidate], rest_ns: Sequence[int]) -> tuple[int | None, ...]:
+    """Sum the ns for each workload, and the engine's rest; None where a candidate's is unknown."""
+    columns = zip(zip(*(candidate.latency_ns for candidate in candidates), strict=True), rest_ns, strict=True)
+    return tuple(None if None in column else sum((ns or 0 for ns in column), rest) for column, rest in columns)
 
 
 def fastest(
@@ -299,7 +311,7 @@ def attach_single_gpu_comparison(problem: Problem, decision: Decision) -> Decisi
     if run.tensor_parallel == 1:
         return decision
     single = replace(problem, recipe=replace(problem.recipe, deployment=replace(run, tensor_parallel=1)))
-    known = {workload for workload, ns in zip(run.workloads, single.dense_ns, strict=True) if ns is not None}
+    known = {workload for workload, ns in zip(run.workloads, single.dense.latency_ns, strict=True) if ns is not None}
     latency = {workload: share for workload, share in (limits.latency or {}).items() if workload in known}
     try:
         plan = decide(replace(single, recipe=replace(single.recipe, limits=replace(limits, latency=latency)))).plan

@@ -1,39 +1,46 @@
 """Checks that limits can be met at all, before anything is measured."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.candidates import candidates, dense_candidate
+from gac.allocation.candidates import candidates
+from gac.allocation.dense import DenseModel
 from gac.allocation.dims import first_dim
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import Timing, unnamed
-from gac.allocation.problem import allowed, as_knapsack, dense_total, name_of, with_known_costs
+from gac.allocation.problem import name_of, with_known_costs
 from gac.allocation.split_latencies import timing_of
-from gac.core.errors import BudgetError, ProfileError
+from gac.core.errors import BudgetError
 from gac.forms import DENSE, FORMS, form_named, variants_of
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.sites import Site
 from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, floored
+from gac.plan.engines import Step
 from gac.plan.recipe import Recipe, Space
 from gac.profiling.table import Profile
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 
-def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
+def check_reachable(
+    sites: Sequence[Site], recipe: Recipe, profile: Profile, steps: Mapping[str, Step] | None = None
+) -> None:
     """Refuse a recipe that no choice can meet: limits below the smallest candidates of all sites together.
+
+    Args:
+        steps: whole steps of the dense model in the engine, by workload.
 
     Raises:
         BudgetError: with the smallest budget, memory or KV-cache limit that can be reached.
         PlanError: no scheme allows any dim of a weight.
     """
-    dense = [dense_candidate(site, Timing(None, ())) for site in sites]
+    dense = DenseModel.of(sites, Timing(None, ()))
     fractions = recipe.fractions
     in_schemes = f" in schemes {', '.join(recipe.space.schemes)}"
     for cost in (COSTS[name] for name in fractions if name in COSTS and COSTS[name].of_weights):
-        smallest, dense_amount = _smallest(sites, recipe, profile, cost.name), dense_total(dense, cost.name)
+        smallest, dense_amount = _smallest(sites, recipe, profile, cost.name), dense.amount(cost.name)
         option, means, more = (
             ("a budget", "", "forms") if cost.name == PARAMS else (cost.limit, in_schemes, "forms or schemes")
         )
@@ -44,24 +51,9 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
                 f"Ask for {option} of {_rounded_up(smallest, dense_amount)} or more, or allow more {more}.",
             )
     if KV_NUMBERS in fractions:
-        _check_cache(sites, recipe, dense_total(dense, KV_NUMBERS))
+        _check_cache(sites, recipe, dense.amount(KV_NUMBERS))
     if recipe.limits.latency:
-        _check_latency(sites, recipe, profile)
-
-
-def meets_without_loss(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> bool:
-    """True if dense weights that are not quantised keep every limit, in shared GEMMs or not."""
-    exact = tuple(name for name in recipe.space.schemes if not scheme_named(name).lossy)
-    if not exact:
-        return False
-    space, timing = replace(recipe.space, forms=(), schemes=exact), timing_of(profile, recipe.deployment)
-    limits = allowed(recipe, [dense_candidate(site, timing) for site in sites])
-    sets = [candidates(site, LossCurves({}), space, timing, limits, needed=limits) for site in sites]
-    try:
-        as_knapsack(sets, limits).solve()
-    except (BudgetError, ProfileError):
-        return False
-    return True
+        _check_latency(sites, recipe, profile, steps)
 
 
 def _smallest(sites: Sequence[Site], recipe: Recipe, profile: Profile, column: str) -> int:
@@ -85,19 +77,20 @@ def _without_loss(
     return [sets[key] for key in alike]
 
 
-def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
+def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile, steps: Mapping[str, Step] | None) -> None:
     timing = timing_of(profile, recipe.deployment)
-    dense = [dense_candidate(site, timing) for site in sites]
+    dense = DenseModel.of(sites, timing, steps)
     columns = [column for column in recipe.fractions if column not in COSTS]
-    limits = {column: floored(recipe.fractions[column], dense_total(dense, column)) for column in columns}
+    allowed = dense.allowed(recipe)
+    limits = [allowed[column] for column in columns]
     sets = _without_loss(sites, recipe.space, timing, (PARAMS, *columns), columns)
     known = [with_known_costs(replace(rows, site=site.kind), columns) for site, rows in zip(sites, sets, strict=True)]
     groups = [
         Group(site.name, rows.params.astype(np.float64), np.column_stack([*map(rows.cost, columns)]))
         for site, rows in zip(sites, known, strict=True)
     ]
-    smallest = int(knapsack(groups, list(limits.values()), names=list(map(name_of, columns))).certificate.lower_bound)
-    params = dense_total(dense, PARAMS)
+    smallest = int(knapsack(groups, limits, names=list(map(name_of, columns))).certificate.lower_bound)
+    params = dense.amount(PARAMS)
     if smallest > (limit := floored(recipe.limits.budget, params)):
         no_slower = all(recipe.fractions[column] == 1 for column in columns)
         kept = "with no workload slower than the dense model" if no_slower else f"with latency {recipe.limits.latency}"

@@ -10,10 +10,11 @@ import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import dense_candidate, pareto_optimal
+from gac.allocation.dense import DenseModel
 from gac.allocation.feasibility import check_shrinks_cache
 from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, point_of
 from gac.allocation.knapsack import Group, Solution
-from gac.allocation.problem import Problem, as_knapsack, dense_total
+from gac.allocation.problem import Problem, as_knapsack
 from gac.allocation.split_latencies import check_collectives, timing_of
 from gac.core.errors import BudgetError, GacError
 from gac.core.version import __version__
@@ -47,25 +48,35 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
     """
     check_frontier_recipe(points, limit, problem.recipe)
     column = limit if limit in COSTS else ns_of(limit)
-    dense = dense_total(problem.dense, column)
+    dense, rest_ns = problem.dense.amount(column), problem.dense.rest_ns
     fixed = {PARAMS: problem.params} if column != PARAMS and problem.may_outgrow else {}
     columns = [*fixed, column]
     sets = [pareto_optimal(rows.pick(rows.known(columns)), columns) for rows in problem.candidates(columns)]
-    solved = list(_solve(sets, fixed, column, dense, points))
+    solved = list(_solve(sets, fixed, column, dense, problem.dense.rest_of(column), points))
     sites, options = [], []
     picked_rows = zip(*(solution.choice for _, _, solution in solved), strict=True)
-    for site, dense_site, rows, picked in zip(problem.sites, problem.dense, sets, picked_rows, strict=True):
+    for site, rows, picked in zip(problem.sites, sets, picked_rows, strict=True):
         used = sorted(set(picked))
-        sites.append(SiteOptions(site, dense_site.candidate(0), tuple(map(rows.candidate, used))))
+        dense_site = dense_candidate(site, problem.timing).candidate(0)
+        sites.append(SiteOptions(site, dense_site, tuple(map(rows.candidate, used))))
         options.append([used.index(row) for row in picked])
     frontier_points = []
     for (asked, most, solution), choice in zip(solved, zip(*options, strict=True), strict=True):
         chosen = [site.options[option] for site, option in zip(sites, choice, strict=True)]
         beyond, proof = problem.loss_beyond_sum(chosen), solution.certificate
-        frontier_points.append(point_of(asked, most, choice, sites, problem.measured, proof, beyond))
+        frontier_points.append(point_of(asked, most, choice, sites, problem.measured, proof, beyond, rest_ns))
     measured = problem.evidence([option for site in sites for option in site.options])
-    fused = tuple(problem.fused_ns)
-    return Frontier(SCHEMA, __version__, problem.recipe, measured, limit, tuple(sites), tuple(frontier_points), fused)
+    return Frontier(
+        SCHEMA,
+        __version__,
+        problem.recipe,
+        measured,
+        limit,
+        tuple(sites),
+        tuple(frontier_points),
+        problem.dense.latency_ns,
+        rest_ns,
+    )
 
 
 def check_frontier_recipe(points: int, limit: str, recipe: Recipe) -> None:
@@ -99,23 +110,24 @@ def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit
     if limit not in COSTS:
         check_collectives(profile, recipe.deployment, sites)
         timing = timing_of(profile, recipe.deployment)
-        dense_total([dense_candidate(site, timing) for site in sites], ns_of(limit))
+        DenseModel.of(sites, timing).amount(ns_of(limit))
 
 
 def _solve(
-    sets: Sequence[CandidateSet], fixed: Mapping[str, int], column: str, dense: int, points: int
+    sets: Sequence[CandidateSet], fixed: Mapping[str, int], column: str, dense: int, rest: int, points: int
 ) -> Iterator[tuple[float, int, Solution]]:
     """Each limit, as a fraction and in its integers, with its exact choice, where that loses less than those before.
 
-    Limits rise by even steps, in millionths, from the smallest sum of costs to that of the choice of least loss.
+    Limits rise by even steps, in millionths, from the smallest sum of costs to that of the choice of least loss. All
+    choices share the rest, which limits count too.
     """
-    instance, start = as_knapsack(sets, {**fixed, column: dense}), None
+    instance, start = as_knapsack(sets, {**fixed, column: dense - rest}), None
     smallest, largest = _ends(sets, fixed, column)
-    first, last = (-(-cost * _STEPS // dense) for cost in (smallest, largest))
+    first, last = (-(-(cost + rest) * _STEPS // dense) for cost in (smallest, largest))
     before = np.inf
     for step in dict.fromkeys(first + (last - first) * number // (points - 1) for number in range(points)):
         limit = floored(step / _STEPS, dense)
-        solution = replace(instance, limits={**fixed, column: limit}).solve(start)
+        solution = replace(instance, limits={**fixed, column: limit - rest}).solve(start)
         start = solution.choice
         if solution.certificate.value < before:
             before = solution.certificate.value

@@ -19,10 +19,10 @@ from gac.plan.choices import REMEDY
 from gac.plan.costs import BYTES, COSTS, PARAMS, floored
 from gac.plan.plan import Candidate, Certificate, Measured, Plan, check, check_candidate, counted
 from gac.plan.recipe import Limits, Recipe, check_fraction
-from gac.plan.summary import FUSED, profile_command
+from gac.plan.summary import profile_command
 from gac.schemes import DEFAULT_SCHEME
 
-SCHEMA = 2
+SCHEMA = 3
 
 READABLE = 20.0
 """Times the dense perplexity, beyond which a prediction says only that the model is lost."""
@@ -74,8 +74,9 @@ class Frontier(Shown, Record):
         sites: in model order.
         points: limits rise and sums of losses fall strictly. A limit that a smaller one's choice serves as well has no
             point.
-        fused_ns: latency of the dense targeted weights with shared first GEMMs, one a workload; None where the profile
-            lacks a shape; empty where a file does not say it.
+        dense_ns: latency of the dense targeted weights as engines run them, with shared GEMMs, one a workload; None
+            where the profile lacks a shape.
+        rest_ns: the part of it beside the GEMMs of the targeted weights, which every point's latency has too.
     """
 
     schema_version: int
@@ -85,7 +86,8 @@ class Frontier(Shown, Record):
     limit: str
     sites: tuple[SiteOptions, ...]
     points: tuple[FrontierPoint, ...]
-    fused_ns: tuple[int | None, ...] = ()
+    dense_ns: tuple[int | None, ...]
+    rest_ns: tuple[int, ...]
     _error, _indent = PlanError, None
 
     def __post_init__(self) -> None:
@@ -123,11 +125,6 @@ class Frontier(Shown, Record):
         return 8 * self.bytes(point) / self.dense_params
 
     @property
-    def dense_ns(self) -> tuple[int | None, ...]:
-        """Latency of the dense targeted weights, one a workload; None where the profile lacks a shape."""
-        return summed_latency([options.dense for options in self.sites])
-
-    @property
     def dense_perplexity(self) -> float:
         """On the calibration text."""
         return self.measured.perplexity(0.0)
@@ -162,7 +159,8 @@ class Frontier(Shown, Record):
         return assemble(
             [site.site for site in self.sites],
             self.taken(point),
-            (self.dense_ns, self.fused_ns or (None,) * len(self.workloads)),
+            self.dense_ns,
+            self.rest_ns,
             replace(self.recipe, limits=limits),
             self.measured,
             proof,
@@ -192,13 +190,6 @@ class Frontier(Shown, Record):
             if dense is not None and len(latencies) - latencies.count(None) >= min(2, len(latencies)):
                 axes[name] = dense
         return axes
-
-    def fused_ratios(self) -> dict[str, float]:
-        """Latency of the dense model with shared GEMMs over the one without, by workload, where known and different."""
-        if not self.fused_ns:
-            return {}
-        times = zip(self.workloads, self.fused_ns, self.dense_ns, strict=True)
-        return {name: fused / dense for name, fused, dense in times if fused and dense and fused != dense}
 
     def tables(self) -> Sequence[Table | str]:
         """One table of a dozen readable points: sizes, predicted loss and perplexity, latency relative to dense."""
@@ -236,11 +227,13 @@ def point_of(
     measured: Measured,
     proof: Certificate,
     beyond_sum: float,
+    rest_ns: Sequence[int],
 ) -> FrontierPoint:
     options = [site.options[chosen] for site, chosen in zip(sites, choice, strict=True)]
     loss = fsum([*(option.loss for option in options), measured.lost_by_head, beyond_sum])
     params, perplexity = sum(option.params for option in options), measured.perplexity(loss)
-    return FrontierPoint(fraction, limit, params, loss, perplexity, summed_latency(options), choice, proof, beyond_sum)
+    latency_ns = summed_latency(options, rest_ns)
+    return FrontierPoint(fraction, limit, params, loss, perplexity, latency_ns, choice, proof, beyond_sum)
 
 
 def _amounts(site: Site, option: Candidate) -> Mapping[str, int]:
@@ -275,8 +268,6 @@ def _notes(frontier: Frontier) -> Iterator[str]:
             yield f"{cost.label}: of the {axes[name]:,} {cost.unit} of the dense model"
     dense = frontier.dense_perplexity
     yield f"loss (nats a token) and perplexity predicted on calibration text, {dense:.2f} dense; latency over dense"
-    if ratios := frontier.fused_ratios():
-        yield f"{FUSED}, which loses nothing: {', '.join(f'{ratio:.3f}x at {name}' for name, ratio in ratios.items())}"
     if lost := len(points) - len(frontier.readable()):
         yield f"not shown: {lost} smaller points, beyond {READABLE:g} times the dense perplexity"
     unknown = [name for name, ns in zip(frontier.workloads, frontier.dense_ns, strict=True) if ns is None]
@@ -294,18 +285,20 @@ def _notes(frontier: Frontier) -> Iterator[str]:
 
 
 def _check(frontier: Frontier) -> None:
-    workloads, targeted, fused = frontier.workloads, frontier.dense_params, frontier.fused_ns
+    workloads, targeted, dense_ns = frontier.workloads, frontier.dense_params, frontier.dense_ns
     known = f"{', '.join(COSTS)} or one of its workloads ({', '.join(workloads) or 'none'})"
     check(frontier.limit in (*COSTS, *workloads), f"frontier limits {frontier.limit!r}", known)
     check(bool(frontier.points), "frontier has no points", "one at least")
-    possible = len(fused) in (0, len(workloads)) and all(ns is None or ns > 0 for ns in fused)
-    check(possible, f"frontier states fused_ns {fused}", "none, or a latency a workload")
+    possible = len(dense_ns) == len(workloads) and all(ns is None or ns > 0 for ns in dense_ns)
+    check(possible, f"frontier states dense_ns {dense_ns}", "a latency a workload")
+    possible = len(frontier.rest_ns) == len(workloads) and min(frontier.rest_ns, default=0) >= 0
+    check(possible, f"frontier states rest_ns {frontier.rest_ns}", "a latency a workload")
     for site in frontier.sites:
         for option in (site.dense, *site.options):
             check_candidate(option, site.site.weights, len(workloads), f"an option of site {site.site.name}")
     stated = f"frontier of {targeted:,} targeted parameters of {frontier.measured.params:,}"
     check(1 <= targeted <= frontier.measured.params, stated, "one at least, and no more than the model has")
-    by_workload = dict(zip(workloads, frontier.dense_ns, strict=True))
+    by_workload = dict(zip(workloads, dense_ns, strict=True))
     dense = frontier.dense_amount(frontier.limit) if frontier.limit in COSTS else by_workload[frontier.limit]
     if dense is None:
         raise PlanError(f"frontier limits {frontier.limit}, whose dense latency is unknown", "a known one", REMEDY)
@@ -324,7 +317,9 @@ def _check_point(frontier: Frontier, name: str, point: FrontierPoint, dense: int
     check(chosen, f"{name} chooses options that are not there", "one of each site's options")
     check_fraction("asked", point.asked)
     asked, limit, proof = point.asked, floored(point.asked, dense), point.certificate
-    summed = point_of(asked, limit, point.choice, frontier.sites, frontier.measured, proof, point.together)
+    summed = point_of(
+        asked, limit, point.choice, frontier.sites, frontier.measured, proof, point.together, frontier.rest_ns
+    )
     close = isclose(point.perplexity, summed.perplexity)
     for field in ("limit", "params", "loss", "latency_ns", *(() if close else ("perplexity",))):
         stated, expected = getattr(point, field), getattr(summed, field)

@@ -14,6 +14,7 @@ from gac.core.workloads import Workload
 from gac.forms import Form, form_named
 from gac.forms.tensor_parallel import split_fused
 from gac.models.sites import Site, Weight
+from gac.plan.engines import TRANSFORMERS, Engine
 from gac.plan.plan import WeightChoice
 from gac.profiling.cliffs import operator_period, sound_dims
 from gac.profiling.table import Profile
@@ -45,6 +46,7 @@ class Timing:
     profile: Profile | None
     workloads: tuple[Workload, ...]
     gpus: int = 1
+    engine: Engine = TRANSFORMERS
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, key: Hashable, weight: Weight, look_up: Callable[[], T]) -> T:
@@ -108,7 +110,7 @@ class Timing:
         sound: NDArray[np.bool_] = np.ones(len(sizes), np.bool_)
         for rows in [workload.rows for workload in self.workloads] or [1]:
             operation = _after(form, weight, 1, rows) if after else form.latency.operation(weight, 1, rows)
-            operation = scheme.operation(operation)
+            operation = self.engine.operation(scheme.operation(operation))
             operator, fixed = operation.operator, [other_axes(operation, axis)]
             dtype = scheme.dtype if self.profile.measured_in(operator, scheme.dtype) else DTYPE
             sound &= sound_dims(self.profile, operator, fixed, axis, sizes, dtype)
@@ -145,7 +147,7 @@ class Timing:
         if self.profile is None or len(sizes) == 0:
             return latency, source
         for column, workload in enumerate(self.workloads):
-            operation = scheme.operation(operation_of(workload.rows))
+            operation = self.engine.operation(scheme.operation(operation_of(workload.rows)))
             if axis is not None:
                 runs = sizes[:, column] > 0
                 latency[~runs, column] = 0

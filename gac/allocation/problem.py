@@ -9,18 +9,19 @@ from itertools import product
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.candidates import candidates, dense_candidate
+from gac.allocation.candidates import candidates
+from gac.allocation.dense import DenseModel
 from gac.allocation.knapsack import Group, Solution, knapsack
-from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.latencies import Timing
 from gac.allocation.split_latencies import timing_of
 from gac.core.arrays import Floats
 from gac.core.errors import BudgetError, ModelError, ProfileError
 from gac.core.workloads import Workload
 from gac.forms import form_named, variants_of
 from gac.forms.loss_curves import LossCurves
-from gac.forms.planned_sites import fuse_sites
 from gac.models.sites import Site
-from gac.plan.costs import BYTES, COSTS, PARAMS, floored, ns_of
+from gac.plan.costs import BYTES, COSTS, PARAMS
+from gac.plan.engines import Step
 from gac.plan.plan import Candidate, Measured
 from gac.plan.recipe import Recipe
 from gac.plan.summary import profile_command
@@ -36,31 +37,6 @@ LOSS = "loss"
 """Name of the limit of loss where latency is minimised."""
 
 
-def total(sets: Sequence[CandidateSet], column: str) -> int | None:
-    """Sum a cost of one candidate a site; None where it is unknown."""
-    costs = [int(rows.cost(column)[0]) for rows in sets]
-    return None if UNKNOWN in costs else sum(costs)
-
-
-def dense_total(dense: Sequence[CandidateSet], column: str) -> int:
-    """Sum a cost of the dense sites; raise ``ProfileError`` where it is a latency that the profile lacks."""
-    if (summed := total(dense, column)) is None:
-        site = next(rows.site for rows in dense if rows.cost(column)[0] == UNKNOWN)
-        workload = column.removeprefix("ns:")
-        raise ProfileError(
-            f"the profile lacks the latency of {site} for {workload}",
-            "known latencies, since latency is limited",
-            f"Measure this model's shapes with {profile_command('NAME', None, workload)}, or plan without a latency "
-            "limit.",
-        )
-    return summed
-
-
-def allowed(recipe: Recipe, dense: Sequence[CandidateSet]) -> dict[str, int]:
-    """Return the limit of each limited cost column, in its integers."""
-    return {column: floored(fraction, dense_total(dense, column)) for column, fraction in recipe.fractions.items()}
-
-
 def name_of(column: str) -> str:
     """The name of a cost column's limit in errors."""
     if column == LOSS:
@@ -74,7 +50,8 @@ def name_of(column: str) -> str:
 class Problem:
     """The sites of a model (in its order), the loss of their dims, and the latencies of a GPU.
 
-    ``measured`` is the evidence that plans state; ``measurements`` are the rule's, by weight name.
+    ``measured`` is the evidence that plans state; ``measurements`` are the rule's, by weight name; ``steps`` are whole
+    steps of the dense model in the engine, by workload.
     """
 
     sites: Sequence[Site]
@@ -83,6 +60,7 @@ class Problem:
     recipe: Recipe
     measured: Measured
     measurements: Mapping[str, Floats] = field(default_factory=dict)
+    steps: Mapping[str, Step] = field(default_factory=dict)
     _candidates: dict[tuple[tuple[str, ...], tuple[str, ...]], list[CandidateSet]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -107,18 +85,13 @@ class Problem:
         return timing_of(self.profile, self.recipe.deployment)
 
     @cached_property
-    def dense(self) -> list[CandidateSet]:
-        return [dense_candidate(site, self.timing) for site in self.sites]
+    def dense(self) -> DenseModel:
+        return DenseModel.of(self.sites, self.timing, self.steps)
 
     @property
-    def dense_ns(self) -> list[int | None]:
-        """Latency of the dense sites, one a workload; None where unknown."""
-        return [total(self.dense, ns_of(workload)) for workload in self.workloads]
-
-    @cached_property
-    def fused_ns(self) -> list[int | None]:
-        fused = [dense_candidate(site, self.timing) for site in fuse_sites(self.sites)]
-        return [total(fused, ns_of(workload)) for workload in self.workloads]
+    def allowed(self) -> dict[str, int]:
+        """The limit of each limited cost column over all sites."""
+        return self.dense.allowed(self.recipe)
 
     def loss_beyond_sum(self, chosen: Sequence[Candidate]) -> float:
         """Return the loss of these candidates, one a site, beyond the sum of their losses, nats a token."""
@@ -133,7 +106,7 @@ class Problem:
 
         That is the largest median error of the workloads and of the schemes, of the GEMMs that have as many rows.
         """
-        dense = (rows.candidate(0) for rows in self.dense)
+        dense = (rows.candidate(0) for rows in self.dense.sets)
         modelled = [candidate for candidate in (*chosen, *dense) if any(candidate.modelled)]
         if not modelled:
             return self.measured

@@ -6,17 +6,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gac.allocation.decide import speed_defaults
-from gac.allocation.feasibility import check_reachable, meets_without_loss
+from gac.allocation.feasibility import check_reachable
+from gac.allocation.latencies import DTYPE
 from gac.allocation.rules import RULES
-from gac.core.errors import GacError, ModelError
+from gac.core.errors import GacError, ModelError, PlanError
 from gac.forms import DEFAULT_FORMS, FORMS, form_named
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
 from gac.models.families import family_of
 from gac.models.sites import Site
+from gac.plan.engines import ENGINES, TRANSFORMERS, VLLM, Engine, Step, steps_of
 from gac.plan.evidence import ProfileUsed
-from gac.plan.recipe import Recipe, Refit, ResolvedRecipe
+from gac.plan.recipe import Deployment, Recipe, Refit, ResolvedRecipe
 from gac.profiling.table import Profile
+from gac.schemes import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
     from gac.forms.curvature.methods import Method
@@ -36,9 +39,11 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     """
     method = METHODS.get(recipe.measure.method)
     recipe = _with_method_forms(recipe, method)
-    if recipe.deployment.fuse is None:
-        fuse: Fusing = "auto" if recipe.rule == "loss" and not method.forms else False
-        recipe = replace(recipe, deployment=replace(recipe.deployment, fuse=fuse))
+    engine = engine_of(recipe, config, profile, method)
+    fuse: Fusing | None = True if engine.shares else recipe.deployment.fuse
+    if fuse is None:
+        fuse = "auto" if recipe.rule == "loss" and not method.forms else False
+    recipe = replace(recipe, deployment=replace(recipe.deployment, engine=engine.name, fuse=fuse))
     RULES.get(recipe.rule).check(recipe)
     gpus = recipe.deployment.tensor_parallel
     if gpus > 1 and not getattr(config, "base_model_tp_plan", True):
@@ -52,13 +57,41 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     refit = resolve_refit(recipe, method, targeted, config.model_type)
     sites = as_planned(targeted, recipe.space.forms, recipe.deployment.fuse)
     resolved = speed_defaults(replace(recipe, refit=refit), sites, profile)
-    check_reachable(sites, resolved, profile)
-    by_runs = [name for name in recipe.space.forms if form_named(name).loss.needs_forward_runs]
-    if by_runs and resolved.limits.latency and meets_without_loss(sites, resolved, profile):
-        logger.info("dense weights keep every limit: %s need not be measured, and is left out", " and ".join(by_runs))
-        forms = tuple(name for name in recipe.space.forms if name not in by_runs)
-        return resolve(replace(resolved, space=replace(recipe.space, forms=forms)), config, profile, profile_used)
-    return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used)
+    steps = engine_steps(config, resolved.deployment, profile)
+    check_reachable(sites, resolved, profile, steps)
+    return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used, steps)
+
+
+def engine_of(recipe: Recipe, config: Any, profile: Profile, method: "Method") -> Engine:
+    """Return the engine that a plan is made for: as named, or vLLM where the profile has its steps of this model.
+
+    Raises:
+        GacError: the engine does not run a form, a scheme, or separate GEMMs of one input.
+    """
+    space, run = recipe.space, recipe.deployment
+    if run.engine is None:
+        known = engine_steps(config, replace(run, engine=VLLM.name), profile)
+        plain = recipe.rule == "loss" and not method.forms and run.fuse is None and space.head == DEFAULT_SCHEME
+        return VLLM if known and plain and VLLM.unserved(space.forms, space.schemes) is None else TRANSFORMERS
+    engine = ENGINES[run.engine]
+    if (unserved := engine.unserved(space.forms, space.schemes)) is not None:
+        problem, remedy = f"{unserved} for engine {engine.name}", f"Leave it out, or plan for {TRANSFORMERS.name}."
+        raise PlanError(problem, "forms and schemes that it runs at full speed", remedy)
+    if engine.shares and run.fuse is False:
+        raise GacError(f"fuse=False for engine {engine.name}", "shared GEMMs, which it always has", "Leave fuse out.")
+    return engine
+
+
+def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, Step]:
+    """Return whole steps of the dense model in the engine, by workload, where the profile has them."""
+    if run.engine == TRANSFORMERS.name or run.tensor_parallel > 1:
+        return {}
+    steps = {}
+    for workload in run.parsed:
+        times = [profile.point(operation, DTYPE) for operation in steps_of(config, workload)]
+        if times and None not in times:
+            steps[str(workload)] = Step(*(int(ns or 0) for ns in times))
+    return steps
 
 
 def _with_method_forms(recipe: Recipe, method: "Method") -> Recipe:

@@ -14,6 +14,7 @@ from gac.core.operations import Operation, all_gather
 from gac.forms import Form
 from gac.forms.tensor_parallel import COLLECTIVES, moved_axes, split_gemms, split_operations
 from gac.models.sites import Site, Weight
+from gac.plan.engines import ENGINES, TRANSFORMERS
 from gac.plan.recipe import Deployment
 from gac.profiling.cliffs import operator_period, sound_dims
 from gac.profiling.table import Profile
@@ -26,7 +27,7 @@ Lists: TypeAlias = Sequence[tuple[Operation, ...]]
 
 def timing_of(profile: Profile | None, deployment: Deployment) -> Timing:
     kind = Timing if deployment.tensor_parallel == 1 else SplitTiming
-    return kind(profile, deployment.parsed, deployment.tensor_parallel)
+    return kind(profile, deployment.parsed, deployment.tensor_parallel, ENGINES[deployment.engine or TRANSFORMERS.name])
 
 
 def check_collectives(profile: Profile, deployment: Deployment, sites: Sequence[Site]) -> None:

@@ -11,9 +11,10 @@ from typing import ClassVar, Literal, Self
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidate_at
 from gac.allocation.decide import Decision, plan_of
+from gac.allocation.dense import total
 from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
-from gac.allocation.problem import Problem, allowed, as_knapsack, total
+from gac.allocation.problem import Problem, as_knapsack
 from gac.allocation.rules import RULES, Rule
 from gac.core.errors import GacError
 from gac.forms import FORMS, Form, form_named
@@ -108,7 +109,7 @@ class WeightRule(Rule):
         recipe = problem.recipe
         form = _resource_form(recipe.space.forms)
         assert form is not None, "check refuses forms that no rule gives"
-        limits = allowed(recipe, problem.dense)
+        limits = problem.allowed
         column = KV_NUMBERS if form.rule_resource == "cached" else PARAMS
         choices, curves = self.choose(problem, form, recipe.fractions[column], limits[column]), curves_of(problem, form)
         sets = [_row(site, choices, curves, problem.timing) for site in problem.sites]

@@ -4,7 +4,8 @@ import os
 
 import click
 
-from gac.cli.check import bench, evaluate
+from gac.cli.bench import bench
+from gac.cli.check import evaluate
 from gac.cli.cliffs import cliffs, explain, study
 from gac.cli.command import Program
 from gac.cli.model import allocate, compress, export, frontier, heal, repair, tokens, verify

@@ -213,7 +213,7 @@ def _notes(quiet: bool) -> Iterator[None]:
 
 
 def plan_document(plan: "Plan") -> dict[str, Any]:
-    document = _plain(plan)
+    document = plain_document(plan)
     del document["sites"]
     document |= {"kept": plan.budget.kept, "kept_of_model": plan.kept_of_model}
     for name, (used, total) in {"bytes": plan.bytes, "model_bytes": plan.model_bytes}.items():
@@ -225,13 +225,13 @@ def plan_document(plan: "Plan") -> dict[str, Any]:
 def tokens_document(plan: "TokenPlan") -> dict[str, Any]:
     sizes = {length: plan.cache_bytes(length) for length in plan.contexts}
     cache = {str(length): {"used": used, "total": total} for length, (used, total) in sizes.items()}
-    return _plain(plan) | {"used": plan.used, "total": plan.total, "loss": plan.loss, "cache_bytes": cache}
+    return plain_document(plan) | {"used": plan.used, "total": plan.total, "loss": plan.loss, "cache_bytes": cache}
 
 
 def frontier_document(frontier: "Frontier") -> dict[str, Any]:
     from gac.plan.costs import COSTS
 
-    document = _plain(frontier)
+    document = plain_document(frontier)
     del document["sites"]
     for entry, point in zip(document["points"], frontier.points, strict=True):
         del entry["choice"]
@@ -242,7 +242,7 @@ def frontier_document(frontier: "Frontier") -> dict[str, Any]:
     return document | {"dense": dense}
 
 
-def _plain(record: Any) -> dict[str, Any]:
+def plain_document(record: Any) -> dict[str, Any]:
     from gac.core.io import to_json
 
     document: dict[str, Any] = json.loads(to_json(record))

@@ -48,18 +48,23 @@ def _figure(draw: Callable[..., Any]) -> click.Command:
     @option("-o --output", "The figure (.pdf, .png or .svg).", Figure(), required=True)
     @wraps(draw)
     def run(output: Path, **arguments: Any) -> Answer:
-        import matplotlib
-
-        matplotlib.use("agg")
-        from matplotlib import pyplot
-
-        try:
-            gac.plots.save(draw(**arguments), output)
-        finally:
-            pyplot.close("all")
+        write_figure(lambda: draw(**arguments), output)
         return Answer({"figure": str(output), "kind": kind}, lambda: [f"{kind} drawn in {output}"])
 
     return plot.command(kind, cls=Command)(run)
+
+
+def write_figure(draw: Callable[[], Any], output: Path) -> None:
+    """Draw a figure without a window, and write it."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    try:
+        gac.plots.save(draw(), output)
+    finally:
+        pyplot.close("all")
 
 
 @_figure
@@ -156,6 +161,14 @@ def layer(files: tuple[Path, ...], profile: str, workload: str | None, number: i
 def frontier(file: Path, plans: tuple[Path, ...], others: tuple[Path, ...]) -> Any:
     """Predicted perplexity against sizes and latency for every budget, with plans and other frontiers."""
     return gac.plots.figure_of_frontier(file, named(plans), named(others))
+
+
+@_figure
+@click.argument("file", metavar="BENCH.json", type=FILE)
+@_title
+def speeds(file: Path, title: str | None) -> Any:
+    """Speeds in an engine over the dense model at every workload, from the document of gac bench --engine vllm."""
+    return gac.plots.speeds(file, title=title)
 
 
 @_figure

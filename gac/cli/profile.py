@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import gac
 from gac.cli.command import Answer, Command
 from gac.cli.options import (
     AT_LEAST_1,
+    FILE,
     Target,
     flag,
     forms_option,
@@ -24,6 +25,7 @@ from gac.cli.options import (
 from gac.core.display import fields
 from gac.core.distributed.launch import processes
 from gac.core.errors import GacError, ProfileError, did_you_mean
+from gac.plan.engines import ENGINES, TRANSFORMERS, VLLM
 
 if TYPE_CHECKING:
     from gac.profiling.records import Point
@@ -43,7 +45,14 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
 @several("--model models", "Measure the shapes of a known model, a directory or a hub id (config only).", None, "NAME")
 @workloads_option("Workload of the models")
 @forms_option("A form that the models' weights may take.")
-@flag("--fuse", "Also measure the models with q/k/v, and gate/up, in one GEMM.")
+@option(
+    "--engine",
+    "Measure the models as this engine runs them. vllm: GEMMs as GAC's plugin runs them, and whole steps of the dense "
+    "models in vLLM.",
+    click.Choice([*ENGINES]),
+    default=TRANSFORMERS.name,
+)
+@option("--engine-python", "With --engine vllm: Python of another environment, with vLLM and GAC.", FILE)
 @flag("--tokens", "Also measure attention over the shares of a context that gac tokens prices, for decode workloads.")
 @option(
     "--tensor-parallel",
@@ -81,6 +90,7 @@ def profile(
     seconds: float | None,
     only_estimate: bool,
     output: Path | None,
+    engine_python: Path | None,
     **runs: Any,
 ) -> Answer:
     """Measure this machine's GPU.
@@ -92,9 +102,12 @@ def profile(
     """
     passes = 2 * passes if aa else passes
     if collectives:
-        others = {"models", "sweeps", "schemes", "gpus", "fuse", "tokens", "aa"}
+        others = {"models", "sweeps", "schemes", "gpus", "engine", "engine_python", "tokens", "aa"}
         reject_options(others, "without --collectives, in a second run on the same file.")
         return _collectives(runs["workloads"], dtype, output, passes, seconds, only_estimate)
+    in_vllm = runs["engine"] == VLLM.name
+    if not in_vllm:
+        reject_options({"engine_python"}, "with --engine vllm.")
     from gac.profiling.sweeps.profiler import estimate, profile_gpu
     from gac.profiling.timing.device import require_gpu
 
@@ -113,7 +126,23 @@ def profile(
     points = tuple(dict.fromkeys((*of_models, *swept)))
     if only_estimate:
         return _estimated(estimate(points, output, passes, gpus=gpus))
-    return _profiled(profile_gpu(points, output, passes, seconds, gpus), aa)
+    path = profile_gpu(points, output, passes, seconds, gpus)
+    if in_vllm and runs["tensor_parallel"] == 1:
+        _profile_steps(models, runs["workloads"], path, dtype, engine_python)
+    return _profiled(path, aa)
+
+
+def _profile_steps(
+    models: Sequence[str], workloads: Sequence[str], path: Path, dtype: str, python: Path | None
+) -> None:
+    from gac.core.workloads import Workload
+    from gac.evaluation.engines.steps import profile_steps
+    from gac.models.families import text_config
+    from gac.models.loading import load_config
+    from gac.models.shapes import shapes_of
+
+    configs = {name: text_config(shapes_of(load_config(name))) for name in models}
+    profile_steps(configs, [Workload.parse(text) for text in workloads], path, dtype, python)
 
 
 def _collectives(
@@ -139,7 +168,7 @@ def _model_points(
     schemes: Sequence[str],
     workloads: Sequence[str],
     forms: Sequence[str],
-    fuse: bool,
+    engine: str,
     tokens: bool,
     tensor_parallel: int,
 ) -> Iterator["Point"]:
@@ -150,9 +179,10 @@ def _model_points(
 
     parsed = [Workload.parse(text) for text in workloads]
     for config in map(load_config, models):
-        yield from model_points(config, parsed, dtype, forms, schemes, tensor_parallel)
-        if fuse:
-            yield from fused_points(config, parsed, dtype, forms, schemes, tensor_parallel)
+        of_model = model_points(config, parsed, dtype, forms, schemes, tensor_parallel)
+        fused = fused_points(config, parsed, dtype, forms, schemes, tensor_parallel)
+        for point in (*of_model, *fused):
+            yield replace(point, operation=ENGINES[engine].operation(point.operation))
         if tokens:
             yield from token_points(config, parsed, SHARES, STEP, dtype)
 

@@ -20,6 +20,7 @@ from gac.cli.options import (
 )
 from gac.forms import DEFAULT_FORMS, LATENCY_FORMS
 from gac.plan.costs import COSTS
+from gac.plan.engines import ENGINES
 from gac.plan.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME
 
@@ -88,6 +89,12 @@ _ROWS = (
     switch(
         "--fuse/--no-fuse",
         "Run and plan the first GEMMs of q/k/v, and of gate/up, as one. Default: where it gives a better plan.",
+    ),
+    option(
+        "--engine",
+        "Plan for the engine that will serve the model, with its latencies, and only with forms and schemes that it "
+        "runs at full speed. Default: vllm if the latency table has this model's steps in vLLM, else transformers.",
+        click.Choice([*ENGINES]),
     ),
     option("--tensor-parallel", "GPUs of a host over which every weight is split.", AT_LEAST_1, "N", default=1),
     option(

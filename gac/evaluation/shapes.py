@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.allocation.problem import Problem
+from gac.allocation.resolve import engine_steps
 from gac.compression.apply import describe, empty_module, skipped_blocks, where_they_run
 from gac.compression.rounding import store
 from gac.core.workloads import Workload
@@ -24,6 +25,7 @@ from gac.models.linears import linear_at
 from gac.models.modules import swap_in
 from gac.models.shapes import Shapes, shapes_of
 from gac.models.sites import Site
+from gac.plan.engines import TRANSFORMERS
 from gac.plan.plan import Measured, WeightChoice
 from gac.plan.recipe import Recipe
 from gac.profiling.select import select_profile
@@ -46,6 +48,7 @@ def planner_of_shapes(
     library: CurveLibrary | None = None,
     schemes: Sequence[str] = (),
     gpus: int = 1,
+    engine: str = TRANSFORMERS.name,
 ) -> Planner:
     """A planner for shapes or their name (``gac.models.shapes.SHAPES``), with SmolLM2's loss curves (``CurveLibrary``).
 
@@ -53,6 +56,7 @@ def planner_of_shapes(
         layers: to plan fewer layers than the model has.
         schemes: that plans may use; a ModelError if the loss of one is unknown.
         gpus: that weights are split over.
+        engine: that plans are made for.
     """
     shapes, label = _shapes(name, layers), name if isinstance(name, str) else name.model_type
     sites = family_of(shapes).sites(shapes)
@@ -69,8 +73,12 @@ def planner_of_shapes(
         profile=used,
         factor=1.0,
     )
-    recipe = Recipe.of(method=library.method, workloads=map(str, workloads), refit="none", tensor_parallel=gpus)
-    return Planner(Problem(sites, curves, table, recipe, measured))
+    recipe = Recipe.of(
+        method=library.method, workloads=map(str, workloads), refit="none", tensor_parallel=gpus, engine=engine
+    )
+    return Planner(
+        Problem(sites, curves, table, recipe, measured, steps=engine_steps(shapes, recipe.deployment, table))
+    )
 
 
 def model_of_shapes(

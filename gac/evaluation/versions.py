@@ -8,7 +8,8 @@ from typing import Any
 
 from gac.allocation.candidates import candidate_at
 from gac.allocation.decide import fastest, speed_defaults, summed_latency
-from gac.allocation.problem import Problem, allowed, dense_total, total
+from gac.allocation.dense import total
+from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
 from gac.allocation.weight_rules import Rounding
 from gac.core.errors import BudgetError, ModelError
@@ -17,13 +18,14 @@ from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site
 from gac.plan.costs import BYTES, KV_NUMBERS, ns_of
+from gac.plan.engines import VLLM
 from gac.plan.evidence import RoundedHead
 from gac.plan.plan import Plan, WeightChoice, counted
 from gac.plan.recipe import Recipe
-from gac.plan.summary import FUSED
 from gac.schemes import DEFAULT_SCHEME
 
-DENSE, PLAIN = "dense", f"{FUSED}, plain"
+DENSE, FUSED = "dense", "dense, fused"
+PLAIN = f"{FUSED}, plain"
 UNALIGNED = "unaligned"
 DEFAULT = "GAC, by default"
 FASTEST = "GAC, parameters and latency"
@@ -84,7 +86,12 @@ class Planner:
     def problem_of(self, budget: float, **options: Any) -> Problem:
         """The problem of the same model with another recipe; options as for ``Recipe.of``."""
         base = self.problem.recipe
-        defaults = {"method": base.measure.method, "workloads": base.deployment.workloads, "tensor_parallel": self.gpus}
+        defaults = {
+            "method": base.measure.method,
+            "workloads": base.deployment.workloads,
+            "tensor_parallel": self.gpus,
+            "engine": base.deployment.engine,
+        }
         defaults |= {"refit": "none", "fuse": False, "latency": "any", "slack": 0}
         recipe = Recipe.of(budget, **(defaults | options))
         forms, fuse, sites = recipe.space.forms, recipe.deployment.fuse, self.problem.sites
@@ -101,12 +108,13 @@ class Planner:
 
     def plan_by_default(self, budget: float, **options: Any) -> Plan:
         """The plan of ``gac.allocate`` for this budget and these options."""
-        defaults = {"forms": DEFAULT_FORMS, "fuse": "auto", "latency": None, "slack": None}
+        fuse = True if self.problem.recipe.deployment.engine == VLLM.name else "auto"
+        defaults = {"forms": DEFAULT_FORMS, "fuse": fuse, "latency": None, "slack": None}
         return self.plan(budget, **(defaults | options))
 
     def by_default(self, budget: float, **options: Any) -> Version:
         plan = self.plan_by_default(budget, **options)
-        sites = as_planned(self.problem.sites, plan.recipe.space.forms, "auto")
+        sites = as_planned(self.problem.sites, plan.recipe.space.forms, plan.recipe.deployment.fuse)
         shared = tuple(site for site, choice in zip(sites, plan.sites, strict=True) if choice.shared)
         return replace(version_of(DEFAULT, plan), fused=shared)
 
@@ -221,8 +229,8 @@ def _fastest(problems: Sequence[Problem], workload: Workload, max_loss: float) -
     for problem in problems:
         deployment = problem.recipe.deployment
         try:
-            limits = allowed(problem.recipe, problem.dense)
-            dense_total(problem.dense, column)
+            limits = problem.allowed
+            problem.dense.amount(column)
             instance, _ = fastest(problem.candidates([*limits, column]), limits, {column: 1.0}, max_loss, max_loss)
             chosen = instance.chosen(instance.solve())
         except BudgetError as failure:
@@ -230,7 +238,7 @@ def _fastest(problems: Sequence[Problem], workload: Workload, max_loss: float) -
             continue
         pairs = zip(problem.sites, chosen, strict=True)
         choices = tuple(choice for site, candidate in pairs for choice in candidate.choices(site.weights))
-        [ns] = summed_latency(chosen)
+        [ns] = summed_latency(chosen, problem.dense.rest_ns)
         loss, table = fsum(candidate.loss for candidate in chosen), {str(workload): ns}
         fused = deployment.fuse is True
         versions.append(Version(FASTEST, choices, fused, loss, table, gpus=deployment.tensor_parallel))

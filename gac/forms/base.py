@@ -157,6 +157,7 @@ class Form(ABC):
         parent_form_name: the form that shortens its weights and those that they meet before it, so that it replaces
             them in a site which that form takes together; its curves are the loss beyond that form's.
         removes: parts of a model that it makes fewer, beside the GEMMs.
+        served: GAC's plugin for vLLM runs it.
         tensor_form: its ``TensorForm``, ``module:class``; by default ``<class>Tensors`` in its ``torch.py``.
     """
 
@@ -171,6 +172,7 @@ class Form(ABC):
     rule_resource: ClassVar[Literal["params", "cached"] | None] = None
     parent_form_name: ClassVar[str | None] = None
     removes: ClassVar[tuple[Part, ...]] = ()
+    served: ClassVar[bool] = False
     tensor_form: ClassVar[str]
 
     def __init_subclass__(cls) -> None:

@@ -190,7 +190,7 @@ def _conditions(plan: Plan) -> Iterator[tuple[str, object, bool]]:
     for limit in plan.limits:
         yield f"limits.{limit.column}", limit.limit, limit.limit >= 0
     for timed in plan.workloads:
-        for name in ("dense_ns", "plan_ns", "fused_ns"):
+        for name in ("dense_ns", "plan_ns"):
             yield f"{timed.workload}.{name}", (ns := getattr(timed, name)), ns is None or ns > 0
     proof, priced = plan.certificate, any(site.alternatives for site in plan.sites)
     yield "certificate", proof, proof.is_valid and (not priced or len(proof.multipliers) == limits)

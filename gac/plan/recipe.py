@@ -24,6 +24,7 @@ from gac.forms import DEFAULT_FORMS, FORMS, LATENCY_FORMS
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing
 from gac.plan.costs import BYTES, COSTS, PARAMS, ns_of
+from gac.plan.engines import ENGINES, Step
 from gac.plan.evidence import ProfileUsed
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, scheme_named
 
@@ -145,9 +146,14 @@ class Deployment:
             GPU's, or the shipped H100's where there is no GPU.
         workloads: what latency is looked up for: ``prefill:BxS`` or ``decode:B@C``.
         fuse: True runs the first GEMMs of weights that read the same input (q/k/v; gate/up) as one, and gives them dims
-            for it; the profile has to hold the shared shapes (``gac profile --fuse``). ``"auto"`` does so where the
-            plan is better or faster for it, and latency fractions are then of the dense model unfused. None:
-            ``"auto"`` for the rule ``loss`` and methods for any form, else False.
+            for it; the profile has to hold the shared shapes. ``"auto"`` does so where the plan is better or faster for
+            it. The dense model of latency fractions always does. None: ``"auto"`` for the rule ``loss`` and methods for
+            any form, else False.
+        engine: the engine that will serve the model. For ``vllm``, GEMMs take the time that they have in GAC's plugin,
+            latencies are those of whole steps where the profile has them (``gac profile --engine vllm``), weights of
+            one input share a GEMM, and only forms and schemes compete that the plugin runs at full speed. For
+            ``transformers``, latencies are those of the targeted weights alone. None: ``vllm`` if the profile has the
+            model's steps and the plugin runs all forms and schemes, else ``transformers``.
         decode_kernel: always ``torch``; a field of stored plans, so that those of earlier versions open.
         tensor_parallel: GPUs of a host over which every weight is split (tensor parallelism). Latencies are then those
             of each GPU's part and of the collectives, which the profile has to hold (``gac profile --collectives``
@@ -157,6 +163,7 @@ class Deployment:
     profile: str | None = None
     workloads: tuple[str, ...] = DEFAULT_WORKLOADS
     fuse: Fusing | None = None
+    engine: str | None = None
     decode_kernel: Literal["torch"] = "torch"
     tensor_parallel: Annotated[int, Ge(1), Most(MAX_INTEGER)] = 1
 
@@ -164,6 +171,7 @@ class Deployment:
         _check(isinstance(self.workloads, tuple), "deployment.workloads", self.workloads, "names, as in a list")
         object.__setattr__(self, "workloads", tuple(dict.fromkeys(map(str, self.parsed))))
         _check_types(self)
+        _check(self.engine in (None, *ENGINES), "deployment.engine", self.engine, f"one of {', '.join(ENGINES)}")
         _check(self.profile != "", "deployment.profile", self.profile, "a name, a path or None")
 
     @cached_property
@@ -341,6 +349,7 @@ class ResolvedRecipe:
         targeted: the sites of the family, in model order: all weights that may change.
         sites: the same weights as the plan decides on them, see ``gac.forms.planned_sites.as_planned``.
         profile: the latency table's name and digest.
+        steps: whole steps of the dense model in the recipe's engine, by workload, where the profile has them.
     """
 
     recipe: Recipe
@@ -350,6 +359,7 @@ class ResolvedRecipe:
     targeted: Sequence["Site"]
     sites: Sequence["Site"]
     profile: ProfileUsed
+    steps: Mapping[str, Step]
 
     @property
     def weight_names(self) -> list[str]:

@@ -40,7 +40,9 @@ class Limit:
 class WorkloadLatency:
     """Predicted latency of the targeted weights, with the number of weights by the source of their latency.
 
-    Latencies are None where unknown. ``fused_ns`` is that of the dense model with shared first GEMMs everywhere.
+    Latencies are None where unknown. The dense model is as engines run it: weights of one input share a GEMM.
+    Both have ``rest_ns``: what the engine takes for a step beside the targeted weights' GEMMs; 0 where it is unknown.
+    ``fused_ns`` is a field of stored plans, so that those of earlier versions open.
     """
 
     workload: str
@@ -51,6 +53,7 @@ class WorkloadLatency:
     unknown: int
     modelled: int = 0
     fused_ns: int | None = None
+    rest_ns: int = 0
 
 
 @dataclass(frozen=True)

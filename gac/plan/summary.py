@@ -9,13 +9,13 @@ from gac.core.words import number_of
 from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.plan.costs import BYTES, COSTS, Cost
+from gac.plan.engines import VLLM
 from gac.plan.evidence import Healed
 from gac.plan.layers import lossy_schemes
 from gac.plan.recipe import Deployment, Recipe, Space
 from gac.plan.record import Limit, PlanRecord, SingleGpuComparison, WorkloadLatency
 from gac.schemes import scheme_named
 
-FUSED = "dense, fused"
 """Name of the dense model in which all weights that read the same input share their first GEMMs."""
 
 _REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
@@ -162,19 +162,8 @@ def fusion(plan: PlanRecord) -> str:
 
 
 def latencies(plan: PlanRecord) -> list[str]:
-    """A line a workload, planned and dense, and a second one where shared GEMMs change the dense latency."""
-    words = []
-    for timed in plan.workloads:
-        words.append(f"{timed.workload}: {_latency(plan, timed)}")
-        if (ratio := over_fused(timed)) is not None:
-            words.append(f"{timed.workload}: {_ms(timed.plan_ns)} of {_ms(timed.fused_ns)} {FUSED} ({ratio:.3f}x)")
-    return words
-
-
-def over_fused(timed: WorkloadLatency) -> float | None:
-    """Latency over the dense model's with shared GEMMs; None where that is unknown, or as long as dense."""
-    plan, fused = timed.plan_ns, timed.fused_ns
-    return None if plan is None or fused is None or fused == timed.dense_ns else plan / fused
+    """A line a workload: the plan's latency and the dense model's."""
+    return [f"{timed.workload}: {_latency(plan, timed)}" for timed in plan.workloads]
 
 
 def modelled(plan: PlanRecord) -> str:
@@ -225,8 +214,8 @@ def profile_command(model: str, recipe: Recipe | None, *workloads: str) -> str:
     options["schemes"] = tuple(name for name in space.schemes if scheme_named(name).lossy)
     if {*space.forms} - {*DEFAULT_FORMS}:
         options["forms"] = space.forms
-    if run.fuse:
-        options["fuse"] = True
+    if run.engine == VLLM.name:
+        options["engine"] = VLLM.name
     if run.tensor_parallel > 1:
         options["tensor_parallel"] = run.tensor_parallel
     return f"gac profile {join([*_words(options), '-o', 'PROFILE.jsonl'])}"
@@ -237,7 +226,16 @@ def _latency(plan: PlanRecord, timed: WorkloadLatency) -> str:
         command = profile_command(plan.measured.model, plan.recipe, timed.workload)
         return f"unknown, the profile {lacking(timed, lossy_schemes(plan))}; measure them with {command}"
     ms = f"{_ms(timed.plan_ns)} of {_ms(timed.dense_ns)} dense"
-    return f"{ms} ({timed.plan_ns / timed.dense_ns:.3f}x; {how_known(timed)})"
+    return f"{ms} ({timed.plan_ns / timed.dense_ns:.3f}x; {how_known(timed)}){rates(plan, timed)}"
+
+
+def rates(plan: PlanRecord, timed: WorkloadLatency) -> str:
+    """Tokens a second of whole steps in the engine, to follow a latency; empty where the rest of a step is unknown."""
+    if not timed.rest_ns or not timed.plan_ns or not timed.dense_ns:
+        return ""
+    rows = Workload.parse(timed.workload).rows
+    plan_rate, dense_rate = (rows * 1e9 / ns for ns in (timed.plan_ns, timed.dense_ns))
+    return f"; {plan_rate:,.0f} tokens/s of {dense_rate:,.0f} in {plan.recipe.deployment.engine}"
 
 
 def _ms(ns: int | None) -> str:

@@ -12,7 +12,6 @@ from gac.core.arguments import checked
 from gac.core.errors import GacError, PlanError
 from gac.plan.costs import COSTS, PARAMS
 from gac.plan.plan import Plan
-from gac.plan.summary import FUSED
 from gac.reporting.page import COLOURS, MARKERS, Axes, Figure, check_many, entry, log_scale, page, panel, time_unit
 
 _COLOUR, _PLAN_COLOUR = COLOURS[:2]
@@ -135,9 +134,6 @@ def _plot(ax: "Axes", frontier: Frontier, against: str, dense: float, scale: flo
         ax.plot(x[~proved], perplexity[~proved], "o", label="not proved in time", zorder=3, **hollow)
     dense_label = f"dense, {frontier.dense_perplexity:.2f}"
     ax.plot([dense / scale], [frontier.dense_perplexity], "D", color="black", ms=4, label=dense_label, zorder=4)
-    if ratio := frontier.fused_ratios().get(against):
-        shared: dict[str, Any] = {"color": "black", "mfc": "white", "ms": 4, "ls": "none", "label": FUSED, "zorder": 4}
-        ax.plot([ratio * dense / scale], [frontier.dense_perplexity], "D", **shared)
     look: dict[str, Any] = {"color": _PLAN_COLOUR, "mec": "black", "mew": 0.6, "ms": 7, "ls": "none"}
     for marker, (name, plan) in zip(_PLAN_MARKERS, plans.items(), strict=False):
         if (cost := costs_of(plan).get(against)) is not None:

@@ -12,7 +12,7 @@ from gac.core.words import duration, megabytes
 from gac.plan.costs import COSTS
 from gac.plan.layers import choice
 from gac.plan.plan import Plan, PlanComparison
-from gac.plan.summary import FUSED, facts, lines, speed, stored
+from gac.plan.summary import facts, lines, speed, stored
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -75,15 +75,14 @@ def memory_table(plans: Sequence[tuple[str, Plan]]) -> Table:
     return Table(columns, [*rows, ("dense", *dense.values(), "")], notes="\n".join(notes))
 
 
-def dense_figures(plans: Sequence[Plan], workloads: Iterable[str]) -> dict[str, dict[str, str]]:
-    """The same figures of the dense model, without and with shared GEMMs, where the plans agree on its latency."""
-    figures: dict[str, dict[str, str]] = {"dense": {}, FUSED: {}}
+def dense_figures(plans: Sequence[Plan], workloads: Iterable[str]) -> dict[str, str]:
+    """The same figures of the dense model, where the plans agree on its latency."""
+    figures = {"kept": "1.0000"}
     for name in workloads:
-        timed = [each for plan in plans for each in plan.workloads if each.workload == name]
-        for row, times in (("dense", {each.dense_ns for each in timed}), (FUSED, {each.fused_ns for each in timed})):
-            if len(known := times - {None}) == 1 and (row == "dense" or name in figures["dense"]):
-                figures[row][name] = duration(*known)
-    return {row: {"kept": "1.0000", **times} for row, times in figures.items() if times}
+        times = {each.dense_ns for plan in plans for each in plan.workloads if each.workload == name}
+        if len(known := times - {None}) == 1:
+            figures[name] = duration(*known)
+    return figures
 
 
 def comparison_table(plans: Sequence[tuple[str, Plan]]) -> Group:
@@ -93,13 +92,11 @@ def comparison_table(plans: Sequence[tuple[str, Plan]]) -> Group:
     columns = list(plan_figures(first, workloads))
     rows = [(name, *plan_figures(plan, workloads).values()) for name, plan in plans]
     dense = dense_figures([plan for _, plan in plans], workloads)
-    rows += [(name, *(figures.get(column, "") for column in columns)) for name, figures in dense.items()]
+    rows.append(("dense", *(dense.get(column, "") for column in columns)))
     notes = [
         "kept, over: parameters of the targeted weights, and how many are beyond the limit",
         "loss, perplexity: predicted on calibration text; aligned: chosen dims that are multiples of 8",
     ]
-    if FUSED in dense:
-        notes.append(f"{FUSED}: with shared first GEMMs, which loses nothing")
     if not all(first.compare(plan).same_prediction for _, plan in plans):
         notes.append("predicted by different methods, shots or text: these losses are not of one scale")
     notes += [f"speed of {name}: {words}" for name, plan in plans if (words := speed(plan))]

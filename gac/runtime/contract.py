@@ -17,6 +17,9 @@ COMPRESSED_TENSORS = "compressed-tensors"  # the ``quant_method`` that it names
 CACHES = ("cache", "past_key_values")
 """Names of the cache among the arguments of an attention in transformers: from 5.24 on, and before."""
 
+FEW_ROWS = 64
+"""The most rows of a GEMM that the kernels of ``gac.runtime.kernels.few_rows`` run."""
+
 _ENOUGH_OUTPUTS = 1 << 22
 
 

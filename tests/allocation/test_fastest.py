@@ -46,7 +46,7 @@ def test_nothing_within_the_limits_and_the_slack_is_faster() -> None:
         of = _random(seed)
         budget, slack = [0.4, 0.6, 0.8][seed % 3], [0.01, 0.1, 0.5, 1.0][seed % 4]
         asked = _open(of, budget, slack=slack, latency="any" if seed % 2 else None)
-        dense = [ns for ns in asked.dense_ns if ns]
+        dense = [ns for ns in asked.dense.latency_ns if ns]
         most = dense if seed % 2 == 0 else [10**9] * 2
         limit = int(budget * asked.params + 1e-9)
         allowed = [each for each in _every_choice(of) if each[0] <= limit and all(map(int.__le__, each[2], most))]

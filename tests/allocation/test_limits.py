@@ -6,9 +6,9 @@ import pytest
 from small_problems import PREFILL, problem, profile, rows
 
 from gac.allocation.knapsack import Solution, knapsack
-from gac.allocation.problem import allowed, as_knapsack, floored
+from gac.allocation.problem import as_knapsack
 from gac.core.errors import BudgetError
-from gac.plan.costs import PARAMS, ns_of
+from gac.plan.costs import PARAMS, floored, ns_of
 from gac.plan.recipe import Recipe
 
 UNKNOWN = "decode:4@8"
@@ -78,4 +78,4 @@ def test_a_choice_that_is_close_will_do_where_a_proof_takes_long(
 
 def test_limits_are_fractions_of_what_the_dense_model_takes() -> None:
     recipe = Recipe.of(0.5, memory=0.7, workloads=[PREFILL, UNKNOWN], latency={PREFILL: 0.9})
-    assert allowed(recipe, TWO.dense) == {"params": 144, "bytes": 403, ns_of(PREFILL): 108}
+    assert replace(TWO, recipe=recipe).allowed == {"params": 144, "bytes": 403, ns_of(PREFILL): 108}

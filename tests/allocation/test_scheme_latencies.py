@@ -176,17 +176,20 @@ def test_a_plan_keeps_a_limit_of_latency_with_schemes_and_counts_what_is_known(s
     """The baseline is the dense model in 16 bits."""
     profile = table(model_points(small.model.config, schemes=("w4a16:32",)))
     asked = {"schemes": ("bf16", "w4a16:32"), "profile": profile, "refit": "none", "fuse": False}
-    plan = small.allocate(1.0, latency={"decode:1@1024": 0.9}, **asked)
+    plan = small.allocate(1.0, latency={"decode:1@1024": 0.8}, **asked)
     (decode,) = (each for each in plan.workloads if each.workload == "decode:1@1024")
-    dense, runs = (sum(ns_of(profile, each, as_dense) for each in plan.weights) for as_dense in (True, False))
-    assert (decode.dense_ns, decode.plan_ns) == (dense, runs)
-    assert runs <= 0.9 * dense
+    dense = sum(ns_of(profile, each, True) for each in plan.weights)
+    known = [ns for each in plan.weights if (ns := ns_of(profile, each, False))]
+    assert decode.dense_ns is not None
+    assert decode.plan_ns is not None
+    assert decode.dense_ns <= dense  # weights of one input share a GEMM where the table has it
+    assert sum(known) <= decode.plan_ns <= 0.8 * decode.dense_ns
     assert "w4a16:32" in {each.scheme for each in plan.weights}
-    assert (decode.measured, decode.unknown) == (len(plan.weights), 0)
+    assert (decode.measured + decode.interpolated, decode.unknown) == (len(plan.weights), 0)
     assert plan.certificate.status == "optimal"
 
 
-def ns_of(profile: Profile, choice: WeightChoice, dense: bool) -> int:
+def ns_of(profile: Profile, choice: WeightChoice, dense: bool) -> int | None:
     """What the table says of one weight for one row."""
     form = DENSE if dense else form_named(choice.form)
     dim = form.full(choice.weight) if dense else choice.dim

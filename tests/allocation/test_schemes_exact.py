@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gac.allocation.problem import Problem, as_knapsack, dense_total, floored
+from gac.allocation.problem import Problem, as_knapsack
 from gac.core.arrays import Ints
 from gac.core.operations import Operation
 from gac.forms import form_named
-from gac.plan.costs import BYTES, COSTS, PARAMS, ns_of
+from gac.plan.costs import BYTES, COSTS, PARAMS, floored, ns_of
 from gac.profiling.table import Profile
 from gac.schemes import scheme_named
 from tests.allocation.small_problems import PREFILL, SIDE
@@ -49,7 +49,7 @@ def timed() -> Problem:
 def test_no_form_dim_and_scheme_is_better(columns: Sequence[str], share: float) -> None:
     """Against every choice that there is, counted by hand, before any candidate is left out."""
     of = timed()
-    limits = {column: floored(share, dense_total(of.dense, column)) for column in columns}
+    limits = {column: floored(share, of.dense.amount(column)) for column in columns}
     solution = as_knapsack(of.candidates(limits), limits).solve()
     options = [[_counted(of, site.weights[0], *each) for each in CHOICES] for site in of.sites]
     within = [

@@ -19,6 +19,6 @@ part
 studies=$(python3 -c 'from gac.lab.studies import STUDIES; print(*(f"--sweep {name}" for name in STUDIES))')
 # shellcheck disable=SC2086  # one word an option
 part $studies
-part --fuse --model llama-3-8b --model smollm2 --model llama-2-7b --model mistral-7b --model qwen3-8b --model gemma-3-4b \
+part --model llama-3-8b --model smollm2 --model llama-2-7b --model mistral-7b --model qwen3-8b --model gemma-3-4b \
     --model llama-3-70b
 python3 -m gac study --all --profile "$table"

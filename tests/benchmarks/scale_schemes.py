@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.allocation.problem import Instance, Problem, allowed, as_knapsack
+from gac.allocation.problem import Instance, Problem, as_knapsack
 from gac.core.arrays import Ints
 from gac.core.operations import Operation
 from gac.core.workloads import Workload
@@ -98,7 +98,7 @@ def llama(**limits: Any) -> Problem:
 
 def instance_of(problem: Problem) -> Instance:
     """The candidates, as ``gac.allocation.decide`` makes them."""
-    limits = allowed(problem.recipe, problem.dense)
+    limits = problem.allowed
     return as_knapsack(problem.candidates(limits), limits)
 
 

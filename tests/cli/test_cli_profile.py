@@ -1,6 +1,7 @@
 """``gac profile`` and ``gac profiles``: what is asked for reaches the profiler, here without a GPU."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from commands import answer, ranks, refused, run, write_profile
 
 from gac.core.workloads import Workload
 from gac.lab.studies import STUDIES
+from gac.plan.engines import VLLM
 from gac.profiling.folders import find_profile
 from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import fused_points, general_points, model_points
@@ -57,16 +59,25 @@ def test_without_arguments_the_gpu_is_measured_generally(profiler: Profiler) -> 
 DECODE = [Workload.parse("decode:4@64")]
 
 
+def of_model(*options: Any, **named: Any) -> tuple[Point, ...]:
+    return (*model_points("smollm2", *options, **named), *fused_points("smollm2", *options, **named))
+
+
+def test_an_engine_s_kernels_are_measured(profiler: Profiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gac.evaluation.engines.steps.profile_steps", lambda *_: None)
+    assert run("profile", "--model", "smollm2", "--engine", "vllm").exit_code == 0
+    assert profiler.points == {replace(point, operation=VLLM.operation(point.operation)) for point in of_model()}
+
+
 @pytest.mark.parametrize(
     ("options", "points"),
     [
-        ("--model smollm2", model_points("smollm2")),
-        ("--model smollm2 --workload decode:4@64 --dtype fp16", model_points("smollm2", DECODE, "fp16")),
-        ("--model smollm2 --fuse", (*model_points("smollm2"), *fused_points("smollm2"))),
-        ("--model smollm2 --tensor-parallel 3", model_points("smollm2", gpus=3)),
-        ("--model smollm2 --form head_dim", model_points("smollm2", forms=("head_dim",))),
+        ("--model smollm2", of_model()),
+        ("--model smollm2 --workload decode:4@64 --dtype fp16", of_model(DECODE, "fp16")),
+        ("--model smollm2 --tensor-parallel 3", of_model(gpus=3)),
+        ("--model smollm2 --form head_dim", of_model(forms=("head_dim",))),
         ("--sweep general --dtype fp16", general_points("fp16", (8, 0))),
-        ("--model smollm2 --scheme w4a16:64 --scheme fp8", model_points("smollm2", schemes=("w4a16:64", "fp8"))),
+        ("--model smollm2 --scheme w4a16:64 --scheme fp8", of_model(schemes=("w4a16:64", "fp8"))),
         ("--scheme w8a16", general_points("bf16", (8, 0), ("w8a16",))),
     ],
 )
@@ -78,7 +89,7 @@ def test_what_is_asked_for_is_measured(options: str, points: tuple[Point, ...], 
 def test_sweeps_and_models_add_up(profiler: Profiler) -> None:
     words = "profile --sweep gemm-k --sweep gemv --model smollm2 --passes 2 --seconds 9 --gpus 4"
     assert run(*words.split(), "-o", profiler.recorded).exit_code == 0
-    assert profiler.points == {*STUDIES.get("gemm-k").points(), *STUDIES.get("gemv").points(), *model_points("smollm2")}
+    assert profiler.points == {*STUDIES.get("gemm-k").points(), *STUDIES.get("gemv").points(), *of_model()}
     assert profiler.rest == (profiler.recorded, 2, 9.0, 4)
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from gac.allocation.problem import floored
 from gac.allocation.resolve import check_shots
 from gac.compression import first_shot as shot
 from gac.compression.first_shot import FIRST_KEPT, STEP, first_shot
@@ -21,6 +20,7 @@ from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import measure_curves
 from gac.measurement.store import StatisticsStore
 from gac.models.families import family_of
+from gac.plan.costs import floored
 from gac.plan.plan import Plan, WeightChoice
 from gac.plan.recipe import Recipe
 from tests.changed import with_recipe

@@ -155,7 +155,7 @@ def test_a_report_that_cannot_be_is_refused(
 HUGE: dict[str, Callable[[], bytes]] = {
     "a billion entries": lambda: PLAN.replace(b'"sites":[', b'"sites":[' + b"0," * 20_000_000),
     "many levels": lambda: PLAN.replace(b'"tiny"', b"[" * 20_000_000),
-    "a late repeated key": lambda: PLAN.replace(b'"latency":{', b'"latency":{' + keys(900_000) + b'"z":1,"z":1'),
+    "a late repeated key": lambda: PLAN.replace(b'"sites":[', keys(900_000) + b'"z":1,"z":1,"sites":['),
     "many entries far down": lambda: PLAN.replace(b'"tiny"', b"[" * 900 + b"0," * 1_900_000 + b"0" + b"]" * 900),
 }
 

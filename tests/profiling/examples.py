@@ -4,11 +4,25 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
 
+from gac.plan.engines import STEPS
 from gac.profiling.operators import OPERATORS
 from gac.profiling.operators.base import Operator
 from gac.schemes import scheme_named
 
 _LINEAR = {"m": 70, "k": 96, "n": 144}
+_PAIR = {"m": 70, "k": 96, "r": 23, "n": 130}
+_STEP = {
+    "layers": 2,
+    "hidden": 96,
+    "neurons": 144,
+    "h": 6,
+    "kv": 3,
+    "d": 16,
+    "vocabulary": 256,
+    "b": 2,
+    "s": 1,
+    "t": 40,
+}
 _ATTENTION = {"b": 2, "h": 6, "kv": 3, "s": 70, "t": 70, "d": 24}
 _LATENTS = {"b": 2, "h": 4, "kv": 2, "t": 40, "d": 24, "g": 1, "k": 16, "v": 24}
 _HEADS = {"m": 70, "k": 33, "heads": 4, "low": 67, "high": 90}
@@ -26,8 +40,9 @@ GPU_ONLY = {
 """Their kernels are CUDA's or Triton's."""
 
 EXAMPLES: Mapping[str, Mapping[str, int]] = {
-    **dict.fromkeys(("linear", "linear_rowwise"), _LINEAR),
-    "low_rank": {"m": 70, "k": 96, "r": 23, "n": 130},
+    **dict.fromkeys(("linear", "linear_rowwise", "served_linear"), _LINEAR),
+    **dict.fromkeys(("low_rank", "served_low_rank"), _PAIR),
+    **dict.fromkeys(STEPS, _STEP),
     "low_rank_shared": {"m": 70, "k": 96, "r": 23, "n": 130, "pairs": 3},
     "batched_gemm": {"b": 5, "m": 70, "k": 33, "n": 67},
     **dict.fromkeys(("batched_gemm_separate", "batched_gemm_bucketed", "batched_gemm_padded"), _HEADS),
@@ -60,15 +75,15 @@ def heads(m: int, k: int, heads: int, low: int, high: int) -> int:
 
 
 COUNTS: Mapping[str, Callable[..., int]] = {
-    **dict.fromkeys(("linear", "linear_rowwise"), lambda m, k, n: m * k * n),
-    "low_rank": pair,
+    **dict.fromkeys(("linear", "linear_rowwise", "served_linear"), lambda m, k, n: m * k * n),
+    **dict.fromkeys(("low_rank", "served_low_rank"), pair),
     "low_rank_shared": lambda m, k, r, n, pairs: pairs * pair(m, k, r, n),
     "batched_gemm": lambda b, m, k, n: b * m * k * n,
     **{f"batched_gemm_{way}": heads for way in ("separate", "bucketed", "padded")},
     **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), lambda m, k, n, group: m * k * n),
     **{name: partial(attention, name.endswith("_causal")) for name in OPERATORS.names if name.startswith("sdpa")},
     **{name: latent_attention for name in OPERATORS.names if name.startswith("latent_attention")},
-    **dict.fromkeys(("copy", *ROUNDINGS, *COLLECTIVES), lambda **_axes: 0),
+    **dict.fromkeys(("copy", *ROUNDINGS, *COLLECTIVES, *STEPS), lambda **_axes: 0),
 }
 """Multiplications of each operator, as its GEMMs have them."""
 

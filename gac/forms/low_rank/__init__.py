@@ -37,6 +37,7 @@ class LowRank(Form):
 
     name = "low_rank"
     symbol = "r"
+    served = True
     meaning = "rank of a pair"
     loss = LossMeasure(in_every_calibration=True)
     rule_resource: ClassVar[Literal["params", "cached"] | None] = "params"

@@ -9,6 +9,7 @@ class Narrow(Shorter):
 
     name = "narrow"
     symbol = "w"
+    served = True
     meaning = "neurons that an MLP keeps"
     loss = LossMeasure(in_every_calibration=True)
     removes = ("neurons",)

@@ -41,6 +41,7 @@ class NarrowPair(LowRank):
     """
 
     symbol = "p"
+    served = True
     meaning = "rank of a pair / neurons of its MLP"
     loss = LossMeasure()
     rule_resource = None

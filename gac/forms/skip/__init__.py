@@ -15,6 +15,7 @@ class Skip(Shorter):
 
     name = "skip"
     symbol = "s"
+    served = True
     meaning = "0: an attention or MLP that is skipped"
     loss = LossMeasure(needs_forward_runs=True)
     min_dim = 0

@@ -8,7 +8,7 @@ from functools import cache, partial
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation
 from gac.core.registry import Registry, check_contract
-from gac.profiling.operators import attention, collectives, gemm, int4, latent, memory
+from gac.profiling.operators import attention, collectives, engine, gemm, int4, latent, memory
 from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES, Operator, Runner, stored_as
 from gac.profiling.operators.stored import StoredRunner
 
@@ -16,7 +16,7 @@ _check = partial(check_contract, "operator", members=("axes", "dtypes", "run", "
 
 OPERATORS: Registry[Operator] = Registry("operator", {}, _check, ProfileError)
 
-for _module in (gemm, int4, attention, latent, memory, collectives):
+for _module in (gemm, int4, attention, latent, memory, collectives, engine):
     for _operator in _module.OPERATORS:
         OPERATORS.register(_operator)
 

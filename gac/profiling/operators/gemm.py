@@ -48,6 +48,7 @@ class Linear(Operator):
 
     name = "linear"
     rowwise = False
+    served = False
     axes = ("m", "k", "n")
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp8")
     stored = True
@@ -85,7 +86,7 @@ class Linear(Operator):
         if scales:
             torch._scaled_mm(x, weight.t(), scales[0], scales[1], out_dtype=result.dtype, out=result)
         else:
-            torch.mm(x, weight.t(), out=result)
+            _multiply(x, weight, result, self.served)
         return outputs
 
     def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
@@ -107,10 +108,21 @@ class RowwiseLinear(Linear):
     general = _fp8_sweeps(())
 
 
+class ServedLinear(Linear):
+    """``linear`` as GAC's plugin runs it in vLLM, in the kernels for few rows where they are faster."""
+
+    name = "served_linear"
+    served = True
+    dtypes = ("bf16", "fp16")
+    stored = False
+    general = ()
+
+
 class LowRank(Operator):
     """``(x[m, k] @ A[r, k].T) @ B[n, r].T``: two linear layers in a row."""
 
     name = "low_rank"
+    served = False
     stored = True
     axes: tuple[str, ...] = ("m", "k", "r", "n")
     reads: tuple[str, ...] = ("m k", "r k", "n r")
@@ -130,12 +142,10 @@ class LowRank(Operator):
     )
 
     def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
-        import torch
-
         (x, first, *seconds), (hidden, *results) = inputs, outputs
-        torch.mm(x, first.t(), out=hidden)
+        _multiply(x, first, hidden, self.served)
         for part, second, result in zip(hidden.chunk(len(seconds), dim=1), seconds, results, strict=True):
-            torch.mm(part, second.t(), out=result)
+            _multiply(part, second, result, self.served)
         return results
 
     def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
@@ -144,6 +154,16 @@ class LowRank(Operator):
         columns = edges(len(seconds[0]), x.device)
         pairs = zip(hidden.chunk(len(seconds), dim=1), seconds, result, strict=True)
         return joined([(corners(actual), part @ second[columns].float().t()) for part, second, actual in pairs])
+
+
+class ServedLowRank(LowRank):
+    """``low_rank`` as GAC's plugin runs it in vLLM."""
+
+    name = "served_low_rank"
+    served = True
+    stored = False
+    pair_of = "served_linear"
+    general = ()
 
 
 class SharedLowRank(LowRank):
@@ -267,6 +287,17 @@ class Heads(BatchedGemm):
         return outputs
 
 
+def _multiply(x: "Tensor", weight: "Tensor", result: "Tensor", served: bool) -> None:
+    if served:
+        from gac.runtime.kernels.few_rows import multiply
+
+        multiply(x, weight, result)
+    else:
+        import torch
+
+        torch.mm(x, weight.t(), out=result)
+
+
 def _rows(operand: "Tensor", rows: "Tensor") -> "Tensor":
     """Return these rows in float32; fp8 is indexed as bytes, since indexing has no fp8 kernel on every device."""
     import torch
@@ -283,4 +314,7 @@ def _batches(inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Iterato
     yield from zip(torch.split(x, [len(weight) for weight in weights]), weights, outputs, strict=True)
 
 
-OPERATORS = (Linear(), RowwiseLinear(), LowRank(), SharedLowRank(), BatchedGemm(), *map(Heads, get_args(Way)))
+OPERATORS = (
+    Linear(), RowwiseLinear(), ServedLinear(), LowRank(), ServedLowRank(), SharedLowRank(), BatchedGemm(),
+    *map(Heads, get_args(Way)),
+)  # fmt: skip

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from gac.plan.costs import COSTS, PARAMS
 from gac.plan.layers import lossy_schemes
-from gac.plan.summary import FUSED
 from gac.reporting.frontier import axis_of, costs_of, curve
 from gac.reporting.report.sources import Sources
 
@@ -51,9 +50,6 @@ def _chart(sources: Sources, against: str) -> dict[str, Any]:
     scale, label = axis_of(against, dense)
     plans = [(letter_of(number), *other) for number, other in enumerate(sources.against.items())]
     points = [("D", "dense", dense / scale, plan.prediction.dense_perplexity)]
-    fused = times[against].fused_ns if against in times else None
-    if fused is not None and fused != dense:
-        points.append(("F", FUSED, fused / scale, plan.prediction.dense_perplexity))
     for letter, name, drawn in (*plans, ("P", sources.name, plan)):
         if (cost := costs_of(drawn).get(against)) is not None:
             points.append((letter, name, cost / scale, drawn.prediction.perplexity))

@@ -100,9 +100,7 @@ def tiles(plan: Plan) -> list[tuple[str, str, str]]:
 def _time_tile(plan: Plan, timed: WorkloadLatency) -> tuple[str, str, str]:
     if not timed.dense_ns or not timed.plan_ns:
         return timed.workload, "unknown", f"the table {summary.lacking(timed, lossy_schemes(plan))}"
-    ratio = summary.over_fused(timed)
-    fused = "" if ratio is None else f"; {ratio:.3f}x of {duration(timed.fused_ns)} {summary.FUSED}"
-    return timed.workload, f"{timed.plan_ns / timed.dense_ns:.3f}x", f"{duration(timed.dense_ns)} dense{fused}"
+    return timed.workload, f"{timed.plan_ns / timed.dense_ns:.3f}x", f"{duration(timed.dense_ns)} dense"
 
 
 # --- the proof ------------------------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""Triton, where it is installed: kernels import ``jit`` and ``tl`` from here, so that CPUs need none of it."""
+"""Triton, where it is installed: kernels import what they need of it from here, so that CPUs need none of it."""
 
 from typing import Any
 
 try:
     import triton.language as tl
     from triton import jit
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:
 
     class _Missing:
@@ -19,6 +20,6 @@ except ImportError:
         def __getitem__(self, grid: Any) -> Any:
             raise RuntimeError("Triton is not installed")
 
-    jit = tl = _Missing()
+    jit = tl = gdc_launch_dependents = gdc_wait = _Missing()
 
-__all__ = ["jit", "tl"]
+__all__ = ["gdc_launch_dependents", "gdc_wait", "jit", "tl"]

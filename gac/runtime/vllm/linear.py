@@ -20,7 +20,7 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 
 from gac.runtime.header import Module
-from gac.runtime.vllm.project import first_rows, project
+from gac.runtime.vllm.project import first_rows, gated_linear, linear, project
 
 _SHARDS = {"q": 0, "k": 1, "v": 2, None: 0}
 """Positions of siblings by the names that vLLM loads them with; gate and up are 0 and 1."""
@@ -51,7 +51,7 @@ class PlannedConfig(QuantizationConfig):  # type: ignore[misc]
         modules = [self.modules.get(sibling) for sibling in names]
         self.used |= self.modules.keys() & set(names)
         if not any(modules):
-            return UnquantizedLinearMethod()
+            return DenseLinearMethod()
         absent = [module is not None and module.module in ("Absent", "Constant") for module in modules]
         return AbsentLinearMethod() if all(absent) else PlannedLinearMethod(modules)
 
@@ -105,7 +105,24 @@ class _Sibling:
         return self.out_features if self.rank is None else self.rank
 
 
-class PlannedLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
+class DenseLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
+    """Multiplies as the engine does, but on a GPU with the kernels for few rows.
+
+    Attributes:
+        activation: the module ``silu(gate) * up`` that follows, where this runs it too.
+    """
+
+    activation: nn.Module | None = None
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if x.is_cuda and self.activation is not None and bias is None:
+            gated: Tensor = gated_linear(x, layer.weight)
+            return gated
+        y: Tensor = linear(x, layer.weight, bias) if x.is_cuda else super().apply(layer, x, bias)
+        return y if self.activation is None else self.activation(y)
+
+
+class PlannedLinearMethod(DenseLinearMethod):
     """Multiplies by the weights of a layer, of which some are low-rank pairs or narrower.
 
     ``layer.weight`` holds what reads the input: first factors and dense weights, in the order of ``first_rows``.
@@ -205,7 +222,7 @@ class PlannedLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         ranks = [sibling.rank or 0 for sibling in self._siblings]
         strided = isinstance(layer, QKVParallelLinear)
         y: Tensor = project(x, layer.weight, layer.second, bias, ranks, layer.output_partition_sizes, strided)
-        return y
+        return y if self.activation is None else self.activation(y)
 
 
 def _check_heads(layer: Any, modules: Sequence[Module | None]) -> None:

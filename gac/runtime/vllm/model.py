@@ -9,10 +9,11 @@ import torch
 import vllm
 from torch import Tensor, nn
 from vllm import ModelRegistry
+from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.models.utils import PPMissingLayer
 
 from gac.runtime.header import Header, header_of
-from gac.runtime.vllm.linear import PlannedConfig
+from gac.runtime.vllm.linear import DenseLinearMethod, PlannedConfig
 
 _TESTED = ("0.26", "0.32")
 _logger = logging.getLogger("gac")
@@ -65,6 +66,9 @@ class _Compressed:
                 constant = header.modules[self._skipped[block["block"]]].module == "Constant"
                 _skip(self, vllm_config, block, constant)
 
+        if vllm_config.lora_config is None:  # an adapter adds to gate and up before their activation
+            _join_activations(self)
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the tensors of a checkpoint; the names of factors become those of parameters here."""
         loaded: set[str] = super().load_weights(_renamed(weights, self._skipped))  # type: ignore[misc]
@@ -105,6 +109,16 @@ def _has(model: Any, path: str) -> bool:
         return not isinstance(model.get_submodule(path), PPMissingLayer)
     except AttributeError:
         return False
+
+
+def _join_activations(model: Any) -> None:
+    """Let gate and up run the activation that follows, so that one launch does both where there is one token."""
+    for module in model.modules():
+        activation = getattr(module, "act_fn", None)
+        gate_up: Any = getattr(module, "gate_up_proj", None)
+        if type(activation) is SiluAndMul and isinstance(getattr(gate_up, "quant_method", None), DenseLinearMethod):
+            gate_up.quant_method.activation = activation
+            module.act_fn = nn.Identity()
 
 
 def _skip(model: Any, vllm_config: Any, skipped: Any, constant: bool) -> None:

@@ -1,10 +1,16 @@
-"""The operator of siblings, some of them low-rank pairs: one GEMM of all that reads the input, and one a pair."""
+"""Operators of linear layers. Compiled graphs hold them as they are, for any number of tokens.
+
+Siblings of which some are low-rank pairs take one GEMM of all that reads the input, and one a pair.
+"""
 
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 from vllm.utils.torch_utils import direct_register_custom_op
+
+from gac.runtime.contract import FEW_ROWS
+from gac.runtime.kernels.few_rows import gated_row, kernels_run, multiply
 
 
 def first_rows(ranks: list[int]) -> list[int]:
@@ -41,15 +47,15 @@ def _project(
     """
     total, direct = sum(sizes), sum(sizes[_paired(ranks) :]) if strided else 0
     buffer = x.new_empty(x.shape[0], total - direct + len(weight) if direct else total)
-    products = torch.mm(x, weight.t(), out=buffer[:, total - direct :]) if direct else torch.mm(x, weight.t())
+    products = buffer[:, total - direct :] if direct else x.new_empty(x.shape[0], len(weight))
+    multiply(x, weight, products)
     columns = _columns(ranks, sizes)
     start = factor = 0
     for column, rank, size in zip(columns, ranks, sizes, strict=True):
         out = buffer[:, start : start + size]
         start += size
         if rank:
-            matrix = second[factor : factor + size * rank].view(size, rank).t()
-            torch.mm(products[:, column : column + rank], matrix, out=out)
+            multiply(products[:, column : column + rank], second[factor : factor + size * rank].view(size, rank), out)
             factor += size * rank
         elif start <= total - direct:
             out.copy_(products[:, column : column + size])
@@ -72,5 +78,34 @@ def _shape(
     return x.new_empty(x.shape[0], total - direct + weight.shape[0] if direct else total)[:, :total]
 
 
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply tokens ``(..., in)`` by a weight ``(out, in)``."""
+    if x.dim() > 2 or len(x) > FEW_ROWS:
+        return torch.nn.functional.linear(x, weight, bias)
+    out = x.new_empty(len(x), len(weight))
+    multiply(x, weight, out, bias)
+    return out
+
+
+def _linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def _gated(x: Tensor, weight: Tensor) -> Tensor:
+    """Return ``silu(gate) * up`` ``(..., n)`` of tokens ``(..., in)``, of gate and up in one weight ``(2 n, in)``."""
+    out = _gated_shape(x, weight)
+    if x.dim() == 2 and len(x) == 1 and kernels_run(x, weight):
+        gated_row(x, weight, out)
+    else:
+        torch.ops._C.silu_and_mul(out, _linear(x, weight, None))
+    return out
+
+
+def _gated_shape(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0] // 2)
+
+
 direct_register_custom_op("gac_project", _project, fake_impl=_shape)
-project = torch.ops.vllm.gac_project
+direct_register_custom_op("gac_linear", _linear, fake_impl=_linear_shape)
+direct_register_custom_op("gac_gated_linear", _gated, fake_impl=_gated_shape)
+project, linear, gated_linear = torch.ops.vllm.gac_project, torch.ops.vllm.gac_linear, torch.ops.vllm.gac_gated_linear

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gac.plan.engines import STEPS
 from gac.profiling.operators import OPERATORS, runner_of
 from gac.profiling.operators.base import WORST_ERROR, Operator, Runner, relative_error
 from gac.profiling.timing.operands import Pools
@@ -48,7 +49,7 @@ class Run(NamedTuple):
     params=[
         (name, dtype)
         for name in OPERATORS.names
-        if name not in GPU_ONLY and name not in COLLECTIVES
+        if name not in GPU_ONLY and name not in (*COLLECTIVES, *STEPS)
         for dtype in (*OPERATORS.get(name).dtypes[::2], *schemes_of(OPERATORS.get(name))[::3])
     ],
     ids="-".join,

@@ -1,0 +1,83 @@
+"""The dense model: what limits and ratios are relative to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gac.allocation.candidate_set import CandidateSet
+from gac.allocation.candidates import dense_candidate
+from gac.allocation.latencies import BF16, UNKNOWN, Timing
+from gac.core.errors import ProfileError
+from gac.core.workloads import Workload
+from gac.forms.planned_sites import fuse_sites
+from gac.models.sites import Site
+from gac.plan.costs import floored, ns_of
+from gac.plan.engines import Step
+from gac.plan.recipe import Recipe
+from gac.plan.summary import profile_command
+from gac.schemes import Scheme
+
+
+def total(sets: Sequence[CandidateSet], column: str) -> int | None:
+    """Sum a cost of one candidate a site; None where it is unknown."""
+    costs = [int(rows.cost(column)[0]) for rows in sets]
+    return None if UNKNOWN in costs else sum(costs)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseModel:
+    """The dense model as engines run it: weights of one input share a GEMM, however a plan runs them.
+
+    Attributes:
+        sets: its sites, with one candidate each.
+        steps: whole steps in an engine, by workload, where they are known.
+    """
+
+    sets: Sequence[CandidateSet]
+    workloads: tuple[Workload, ...]
+    steps: Mapping[str, Step]
+
+    @classmethod
+    def of(
+        cls, sites: Sequence[Site], timing: Timing, steps: Mapping[str, Step] | None = None, scheme: Scheme = BF16
+    ) -> "DenseModel":
+        sets = [dense_candidate(site, timing, scheme) for site in fuse_sites(sites, optional=True)]
+        return cls(sets, timing.workloads, steps or {})
+
+    @cached_property
+    def rest_ns(self) -> tuple[int, ...]:
+        """The part of a served step beside the sites' GEMMs, one a workload; 0 where it is unknown."""
+        rest = []
+        for workload in self.workloads:
+            gemms, step = total(self.sets, ns_of(workload)), self.steps.get(str(workload))
+            rest.append(0 if gemms is None or step is None else max(0, step.served_ns - gemms))
+        return tuple(rest)
+
+    @cached_property
+    def latency_ns(self) -> tuple[int | None, ...]:
+        """Latencies, one a workload: of a whole step in the engine, else of the sites' GEMMs; None where unknown."""
+        known = [(self.steps.get(str(workload)), total(self.sets, ns_of(workload))) for workload in self.workloads]
+        return tuple(gemms if step is None else step.dense_ns for step, gemms in known)
+
+    def rest_of(self, column: str) -> int:
+        """Return the part of a cost that no site has: of a latency ``rest_ns``, of all else 0."""
+        return dict(zip(map(ns_of, self.workloads), self.rest_ns, strict=True)).get(column, 0)
+
+    def amount(self, column: str) -> int:
+        """Return a cost; raise ``ProfileError`` where it is a latency that the profile lacks."""
+        latencies = dict(zip(map(ns_of, self.workloads), self.latency_ns, strict=True))
+        if (amount := latencies[column] if column in latencies else total(self.sets, column)) is None:
+            site = next(rows.site for rows in self.sets if rows.cost(column)[0] == UNKNOWN)
+            workload = column.removeprefix("ns:")
+            raise ProfileError(
+                f"the profile lacks the latency of {site} for {workload}",
+                "known latencies, since latency is limited",
+                f"Measure this model's shapes with {profile_command('NAME', None, workload)}, or plan without a "
+                "latency limit.",
+            )
+        return amount
+
+    def allowed(self, recipe: Recipe) -> dict[str, int]:
+        """Return the limit of each limited cost over all sites: less the rest of a step, which every choice takes."""
+        fractions = recipe.fractions.items()
+        return {column: floored(share, self.amount(column)) - self.rest_of(column) for column, share in fractions}

@@ -1,0 +1,84 @@
+"""Engines that serve models: what each runs at full speed, and the kernels that it has."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from gac.core.operations import Operation
+from gac.core.workloads import Workload
+from gac.forms import form_named
+from gac.models.attentions import heads_of
+from gac.runtime.contract import FEW_ROWS
+from gac.schemes import DEFAULT_SCHEME
+
+STEPS = ("engine_step", "served_step")
+"""Operators of whole steps of the dense model in an engine: by its own class, and by GAC's plugin."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine for which plans are made.
+
+    Attributes:
+        plugin: plans are served by GAC's plugin, which runs forms that are ``served``, in 16 bits.
+        shares: weights that read the same input always share a GEMM.
+        few_rows: up to so many rows its linear layers run in the kernels of ``gac.runtime.kernels.few_rows``.
+    """
+
+    name: str
+    plugin: bool = False
+    shares: bool = False
+    few_rows: int = 0
+
+    def operation(self, operation: Operation) -> Operation:
+        """Return the operation as the engine runs it: a GEMM of few rows by the name of its own kernels."""
+        served = operation.operator in ("linear", "low_rank") and operation.axes["m"] <= self.few_rows
+        return replace(operation, operator=f"served_{operation.operator}") if served else operation
+
+    def unserved(self, forms: Sequence[str], schemes: Sequence[str]) -> str | None:
+        """Return the first form or scheme that the engine does not run at full speed; None where it runs all."""
+        if not self.plugin:
+            return None
+        slow = [f"form {name}" for name in forms if not form_named(name).served]
+        return next(iter([*slow, *(f"scheme {name}" for name in schemes if name != DEFAULT_SCHEME)]), None)
+
+
+TRANSFORMERS = Engine("transformers")
+VLLM = Engine("vllm", plugin=True, shares=True, few_rows=FEW_ROWS)
+ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine in (TRANSFORMERS, VLLM)})
+
+
+@dataclass(frozen=True)
+class Step:
+    """Times of a whole step of a dense model, ns: in the engine's own class, and served by GAC's plugin."""
+
+    dense_ns: int
+    served_ns: int
+
+
+def steps_of(config: Any, workload: Workload) -> tuple[Operation, ...]:
+    """Return the whole steps of a dense model, one of each of ``STEPS``: the operations that a table has of an engine.
+
+    Args:
+        config: a transformers config of a text model, or its shapes.
+
+    Returns:
+        Two operations; none where the config does not name its sizes as Llama's does.
+    """
+    if getattr(config, "intermediate_size", None) is None:
+        return ()
+    heads = heads_of(config)
+    axes = {
+        "layers": config.num_hidden_layers,
+        "hidden": config.hidden_size,
+        "neurons": config.intermediate_size,
+        "h": heads.queries,
+        "kv": heads.cached,
+        "d": heads.length,
+        "vocabulary": config.vocab_size,
+        "b": workload.batch,
+        "s": workload.rows // workload.batch,
+        "t": workload.tokens,
+    }
+    return tuple(Operation(name, tuple(axes.items())) for name in STEPS)

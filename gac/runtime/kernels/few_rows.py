@@ -1,0 +1,194 @@
+"""GEMMs of 16 bits with 1 to 64 rows, as decoding has them: on Hopper GPUs the faster of cuBLAS and a kernel here.
+
+Such a GEMM takes as long as reading its weight. The kernels are launched early (programmatic dependent launch). The one
+for a single row loads its first weights while the kernel before it still runs, and only then waits for its input.
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from gac.runtime.contract import FEW_ROWS
+from gac.runtime.kernels.gpu import HAS_TRITON, SIXTEEN_BIT, ceil_div, launching_on
+from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
+from gac.runtime.kernels.split_k import COUNTERS, SplitK, Tile, split_k_reduce
+
+_HOPPER = 9
+_ALIGNED = 8
+"""Numbers of 16 bits that one load takes."""
+_WAVE = 264
+"""Programs that run at the same time: two on each of 132 SMs."""
+_TILE = Tile(16, 64, 128, 4, 4)
+
+
+def multiply(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
+    """Write ``x @ weight.T + bias`` to ``out``, by the faster of a kernel here and cuBLAS.
+
+    Args:
+        x: shape ``(rows, in)``; rows may lie apart.
+        weight: shape ``(n, in)``, contiguous.
+        out: shape ``(rows, n)``; rows may lie apart.
+        bias: shape ``(n,)``.
+    """
+    runs = kernels_run(x, weight)
+    if runs and len(x) == 1:
+        _one_row(x, weight, out, bias)
+    elif runs and (tile := tile_of(len(x), *weight.shape)) is not None:
+        _some_rows(x, weight, out, bias, tile)
+    elif bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+def gated_row(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Write ``silu(gate) * up`` to ``out``, where gate and up are the halves of ``x @ weight.T``.
+
+    Args:
+        x: one row, shape ``(1, in)``, for which ``kernels_run``.
+        weight: shape ``(2 n, in)``, contiguous.
+        out: shape ``(1, n)``.
+    """
+    _one_row(x, weight, out, None, gated=True)
+
+
+def kernels_run(x: Tensor, weight: Tensor) -> bool:
+    """Return True if the kernels here run for this input, on this GPU."""
+    aligned = weight.shape[1] % _ALIGNED == 0 and x.stride(0) % _ALIGNED == 0 and x.stride(1) == 1
+    few = 0 < len(x) <= FEW_ROWS and x.is_cuda and HAS_TRITON and x.dtype in SIXTEEN_BIT
+    return few and aligned and _is_hopper(x.device)
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == _HOPPER
+
+
+def tile_of(rows: int, n: int, columns: int) -> Tile | None:
+    """Return the tile that a kernel multiplies 2 to 64 rows with; None where cuBLAS is faster.
+
+    The kernel is faster where cuBLAS has too few tiles for all SMs, as measured on an H200: see
+    tests/benchmarks/results/vllm.md.
+    """
+    tiles = ceil_div(n, _TILE.outputs)
+    if 4 * tiles > _WAVE:
+        return None
+    if rows <= _TILE.rows:
+        return _TILE
+    tall = replace(_TILE, rows=32 if rows <= 32 else FEW_ROWS, programs_per_sm=1)
+    return tall if columns >= 8192 or 16 * tiles <= _WAVE else None
+
+
+def _one_row(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, gated: bool = False) -> None:
+    n, columns = weight.shape
+    rows, numbers = (2, 1024) if columns >= 2048 else (4, 512)
+    with launching_on(x):
+        one_row_kernel[(ceil_div(n, rows),)](
+            x, weight, bias, out, n, columns,
+            BLOCK_N=rows, BLOCK_K=numbers, EVEN_K=columns % numbers == 0, GATED=gated, EARLY=x.is_cuda,
+            num_warps=4, **_early(x),
+        )  # fmt: skip
+
+
+def _some_rows(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, tile: Tile) -> None:
+    n, columns = weight.shape
+    sharing = SplitK(1, x, x)
+    if columns >= 2048:
+        sharing = SplitK.of(tile, tile.rows, n, columns, x, torch.float32, _counters(x))
+    with launching_on(x):
+        some_rows_kernel[(ceil_div(n, tile.outputs), sharing.split)](
+            x, weight, bias, out, sharing.sums, sharing.counters, len(x), n, columns, x.stride(0), out.stride(0),
+            BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.numbers, SPLIT_K=sharing.split,
+            NUM_STAGES=tile.stages, EARLY=x.is_cuda, num_warps=tile.warps, **_early(x),
+        )  # fmt: skip
+
+
+def _early(x: Tensor) -> dict[str, bool]:
+    return {"launch_pdl": True} if x.is_cuda else {}  # Triton's interpreter knows no such option
+
+
+def _counters(x: Tensor) -> Tensor:
+    return _counters_of(x.device, torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0)
+
+
+@cache
+def _counters_of(device: torch.device, stream: int) -> Tensor:
+    """Zeros of a stream, whose launches come one after the other; each leaves zeros."""
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+
+
+# The Triton kernels.
+
+
+@jit
+def one_row_kernel(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, n, n_cols,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, GATED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """``weight @ x``. GATED: rows of gate and up take turns in a program, and ``silu(gate) * up`` is stored."""
+    index = tl.arange(0, BLOCK_N)
+    if GATED:
+        row = tl.program_id(0) * (BLOCK_N // 2) + index // 2 + index % 2 * (n // 2)
+    else:
+        row = tl.program_id(0) * BLOCK_N + index
+    offsets = tl.arange(0, BLOCK_K)
+    weights = weight_ptr + tl.minimum(row, n - 1).to(tl.int64)[:, None] * n_cols + offsets[None, :]
+    if EARLY:
+        gdc_launch_dependents()
+    values = tl.load(weights) if EVEN_K else tl.load(weights, mask=(offsets < n_cols)[None, :], other=0.0)
+    if EARLY:
+        gdc_wait()
+    total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    for start in range(0, n_cols, BLOCK_K):
+        column = start + offsets
+        x = tl.load(x_ptr + column) if EVEN_K else tl.load(x_ptr + column, mask=column < n_cols, other=0.0)
+        total += values.to(tl.float32) * x.to(tl.float32)[None, :]
+        following = start + BLOCK_K
+        if following < n_cols:
+            if EVEN_K:
+                values = tl.load(weights + following)
+            else:
+                values = tl.load(weights + following, mask=(following + offsets < n_cols)[None, :], other=0.0)
+    result = tl.sum(total, 1)
+    number = out_ptr.dtype.element_ty
+    if GATED:
+        gate, up = tl.split(tl.reshape(result.to(number).to(tl.float32), (BLOCK_N // 2, 2)))
+        activated = (gate / (1 + tl.exp(-gate))).to(number).to(tl.float32)
+        place = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        tl.store(out_ptr + place, (activated * up).to(number), mask=place < n // 2)
+    else:
+        if bias_ptr is not None:
+            result += tl.load(bias_ptr + row, mask=row < n, other=0.0).to(tl.float32)
+        tl.store(out_ptr + row, result.to(number), mask=row < n)
+
+
+@jit(do_not_specialize=["m"])
+def some_rows_kernel(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, partial_ptr, counters_ptr, m, n, n_cols, x_stride, out_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
+    NUM_STAGES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """``weight @ x.T``; SPLIT_K programs share a tile, every one with steps that lie SPLIT_K apart."""
+    tile, part = tl.program_id(0), tl.program_id(1)
+    column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.arange(0, BLOCK_M)
+    offsets = tl.arange(0, BLOCK_K)
+    weights = weight_ptr + tl.minimum(column, n - 1).to(tl.int64)[:, None] * n_cols + offsets[None, :]
+    inputs = x_ptr + row[None, :] * x_stride + offsets[:, None]
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for start in tl.range(part * BLOCK_K, n_cols, SPLIT_K * BLOCK_K, num_stages=NUM_STAGES):
+        there = start + offsets < n_cols
+        values = tl.load(weights + start, mask=there[None, :], other=0.0)
+        x = tl.load(inputs + start, mask=there[:, None] & (row < m)[None, :], other=0.0)
+        total = tl.dot(values, x, total)
+    total, last = split_k_reduce(total, partial_ptr, counters_ptr, tile, part, SPLIT_K)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + column, mask=column < n, other=0.0).to(tl.float32)[:, None]
+    place = row[None, :] * out_stride + column[:, None]
+    stored = (row < m)[None, :] & (column < n)[:, None] & last
+    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=stored)

@@ -1,0 +1,149 @@
+"""Plans for an engine: its kernels, its whole steps, and what it refuses."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gac.allocation.decide import decide
+from gac.allocation.frontier import frontier
+from gac.allocation.latencies import Timing
+from gac.allocation.problem import Problem
+from gac.allocation.resolve import resolve
+from gac.core.errors import GacError, PlanError
+from gac.core.operations import linear
+from gac.core.workloads import Workload
+from gac.forms import DENSE
+from gac.forms.loss_curves import LossCurve
+from gac.models.shapes import SHAPES
+from gac.models.sites import Site, Weight
+from gac.plan.engines import ENGINES, VLLM, Step, steps_of
+from gac.plan.evidence import ProfileUsed
+from gac.plan.recipe import Recipe
+from gac.profiling.records import Measurement, Point
+from gac.profiling.sweeps.coverage import fused_points, model_points
+from gac.profiling.table import Profile
+from tests.allocation.small_problems import MEASURED, PREFILL, SIDE, curves_by, measured, profile, rows
+from tests.headers import make_profile
+
+DECODE = "decode:1@64"
+SITES = tuple(Site(f"site{index}", 0, kind, (Weight(f"site{index}", SIDE, SIDE),)) for index, kind in enumerate("qk"))
+CURVE = LossCurve(np.array([8.0, 8.0, 4.0, 2.0, 1.0, 0.5, *[0.0] * (SIDE - 5)]))
+SMOLLM2, USED = SHAPES["smollm2"], ProfileUsed("a GPU", "1" * 64, "named")
+
+
+def by_bytes(point: Point) -> float:
+    axes = point.operation.axes
+    return 1000.0 + axes["k"] * axes.get("n", 1) / 100
+
+
+@pytest.fixture(scope="module")
+def table() -> Profile:
+    """SmolLM2's shapes for one workload as vLLM runs them, and its steps there."""
+    workload = Workload.parse(DECODE)
+    points = (*model_points(SMOLLM2, [workload]), *fused_points(SMOLLM2, [workload]))
+    served = dict.fromkeys(replace(point, operation=VLLM.operation(point.operation)) for point in points)
+    steps = zip(steps_of(SMOLLM2, workload), (1_200_000.0, 1_000_000.0), strict=True)
+    timed = {point: by_bytes(point) for point in served} | {Point(step): ns for step, ns in steps}
+    return make_profile(Measurement.of(point, ns, 0.0, 10, 1980, True) for point, ns in timed.items())
+
+
+def test_few_rows_run_in_the_engine_s_kernels() -> None:
+    assert VLLM.operation(linear(64, 8, 8)).operator == "served_linear"
+    assert VLLM.operation(linear(65, 8, 8)) == linear(65, 8, 8)
+    assert ENGINES["transformers"].operation(linear(1, 8, 8)) == linear(1, 8, 8)
+
+
+@pytest.mark.parametrize("fuse", [None, True])
+def test_a_table_with_steps_of_the_model_is_planned_with_for_vllm(fuse: bool | None, table: Profile) -> None:
+    resolved = resolve(
+        Recipe.of(0.8, workloads=DECODE, **({} if fuse is None else {"engine": "vllm"})), SMOLLM2, table, USED
+    )
+    assert resolved.recipe.deployment.engine == "vllm"
+    assert resolved.recipe.deployment.fuse is True
+    assert resolved.steps == {DECODE: Step(1_200_000, 1_000_000)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"engine": "transformers"}, {"schemes": "w4a16"}, {"fuse": False}, {"rule": "uniform"}],
+)
+def test_other_plans_are_for_transformers(options: dict[str, Any], table: Profile) -> None:
+    resolved = resolve(Recipe.of(0.8, workloads=DECODE, latency="any", **options), SMOLLM2, table, USED)
+    assert resolved.recipe.deployment.engine == "transformers"
+    assert resolved.steps == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ({"schemes": ("bf16", "w4a16")}, PlanError, "scheme w4a16 for engine vllm"),
+        ({"forms": ("low_rank", "latent:2")}, PlanError, "form latent:2 for engine vllm"),
+        ({"fuse": False}, GacError, "fuse=False for engine vllm"),
+    ],
+)
+def test_what_the_engine_does_not_run_is_refused(
+    options: dict[str, Any], error: type[GacError], named: str, table: Profile
+) -> None:
+    with pytest.raises(error, match=named):
+        resolve(Recipe.of(0.8, workloads=DECODE, engine="vllm", **options), SMOLLM2, table, USED)
+
+
+def problem(steps: dict[str, Step], **options: Any) -> Problem:
+    """Two sites of 6 µs each when dense; the plugin's step takes 30 µs, the engine's own 32 µs."""
+    plain_rows = rows(8, [1000, 2000, 3000, 4000, 5000, 6000])
+    table = profile([*plain_rows, *(replace(row, operator=f"served_{row.operator}") for row in plain_rows)])
+    plain: dict[str, Any] = {"forms": ["low_rank"], "align": False, "refit": "none", "slack": 0, "workloads": [PREFILL]}
+    recipe = Recipe.of(**plain | {"latency": "any", "budget": 1.0} | options)
+    return Problem(
+        SITES, curves_by(low_rank={site.name: CURVE for site in SITES}), table, recipe, MEASURED, steps=steps
+    )
+
+
+STEPS = {PREFILL: Step(dense_ns=32_000, served_ns=30_000)}
+
+
+def test_latencies_are_those_of_whole_steps() -> None:
+    of_steps = problem(STEPS)
+    assert of_steps.dense.latency_ns == (32_000,)
+    assert of_steps.dense.rest_ns == (18_000,)
+    timed = decide(of_steps).plan.workloads[0]
+    alone = decide(problem({})).plan.workloads[0]
+    assert (timed.dense_ns, timed.rest_ns, timed.plan_ns) == (32_000, 18_000, (alone.plan_ns or 0) + 18_000)
+
+
+def test_a_limit_counts_the_rest_of_a_step() -> None:
+    plan = decide(problem(STEPS, latency={PREFILL: 0.8})).plan
+    assert plan.limits[-1].limit == 25_600
+    assert 24_600 < plan.limits[-1].used <= 25_600
+
+
+def test_a_frontier_over_latency_is_of_whole_steps() -> None:
+    result = frontier(problem(STEPS), points=4, limit=PREFILL)
+    assert result.dense_ns == (32_000,)
+    for number, point in enumerate(result.points):
+        assert point.latency_ns[0] is not None
+        assert 18_000 < point.latency_ns[0] <= point.limit <= 32_000
+        assert result.plan(number).workloads[0].plan_ns == point.latency_ns[0]
+
+
+def test_the_summary_says_tokens_a_second() -> None:
+    plan = decide(problem(STEPS, engine="vllm")).plan
+    timed = plan.workloads[0]
+    assert timed.plan_ns
+    assert f"; {8e9 / timed.plan_ns:,.0f} tokens/s of 250,000 in vllm" in plan.summary()
+
+
+def test_the_engine_s_kernels_are_looked_up() -> None:
+    weight = SITES[0].weights[0]
+    plain = profile(
+        [measured("linear", 5000, m=1, k=SIDE, n=SIDE), measured("served_linear", 3000, m=1, k=SIDE, n=SIDE)]
+    )
+
+    full = DENSE.full(weight)
+    import numpy as np
+
+    for engine, ns in (("transformers", 5000), ("vllm", 3000)):
+        timing = Timing(plain, (Workload.parse(DECODE),), engine=ENGINES[engine])
+        assert timing.of_weight(DENSE, weight, np.array([full]))[0].tolist() == [[ns]]

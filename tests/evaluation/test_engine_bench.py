@@ -1,0 +1,255 @@
+"""Models in engines, with a fake engine in processes of their own: turns, medians, errors, and how processes end."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gac import plots
+from gac.core.errors import GacError, ModelError
+from gac.evaluation.engines.bench import bench_engine, parsed_options
+from gac.evaluation.engines.records import EngineBench
+from gac.evaluation.engines.workloads import EngineWorkload, default_workloads
+from tests.cli.commands import run
+from tests.models.small import small_config
+
+RUNS = ("decode:2@8", "throughput:4x16")
+FAKE = Path(__file__).with_name("fake_engine.py")
+ROOT = FAKE.parents[2]
+
+Pair = Callable[..., list[str]]
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """A Python that runs the fake engine, whatever it is told to."""
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} {FAKE} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    """Directories of two models, which behave as they are told."""
+
+    def make(dense: dict[str, Any], small: dict[str, Any]) -> list[str]:
+        for name, behaviour in (("dense", dense), ("small", small)):
+            small_config("llama").save_pretrained(tmp_path / name)
+            (tmp_path / name / "fake.json").write_text(json.dumps({"ms": [1.0], **behaviour}))
+        return [str(tmp_path / name) for name in ("dense", "small")]
+
+    return make
+
+
+def calls(folder: Path) -> list[tuple[str, str, dict[str, Any], int]]:
+    return [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_models_are_measured_in_turns(pair: Pair, python: Path, tmp_path: Path) -> None:
+    bench = bench_engine(pair({}, {}), workloads=RUNS, turns=2, options=["dtype=float32"], python=python)
+    opened = {"max_length": 73, "sequences": 4, "share": 0.45, "options": {"dtype": "float32"}}
+    done = calls(tmp_path)
+    assert [call[:3] for call in done[:2]] == [[name, "open", opened] for name in ("dense", "small")]
+    once = [(name, run) for run in RUNS for name in ("dense", "small")]
+    assert [(name, arguments["workload"]) for name, _, arguments, _ in done[2:]] == once * 3
+    assert (bench.in_turns, bench.memory_share, bench.turns) == (True, 0.45, 2)
+    assert not any(is_alive(process) for *_, process in done)
+
+
+def test_medians_ratios_and_rates(pair: Pair, python: Path) -> None:
+    names = pair(
+        {"ms": [90.0, 2.0, 4.0, 3.0], "graph_ms": [9.0, 1.0, 3.0, 2.0]},
+        {"ms": [90.0, 1.0, 4.0, 2.0], "graph_ms": [9.0, 1.0, 1.0, 1.0]},
+    )
+    bench = bench_engine(names, workloads=["decode:2@8"], turns=3, python=python)
+    (dense,), (small,) = (model.timings for model in bench.models)
+    assert (dense.ms, dense.graph_ms, dense.tokens_per_second, dense.ratio) == (3.0, 2.0, 2000 / 3, None)
+    assert (small.ms_samples, small.ms, small.graph_ms) == ((1.0, 4.0, 2.0), 2.0, 1.0)
+    assert (small.ratio, small.ratio_samples, small.graph_ratio) == (1.5, (2.0, 1.0, 1.5), 2.0)
+
+
+def test_models_that_do_not_fit_together_are_measured_one_after_the_other(
+    pair: Pair, python: Path, tmp_path: Path
+) -> None:
+    bench = bench_engine(pair({}, {"share": 0.6}), workloads=RUNS, turns=1, python=python)
+    assert (bench.in_turns, bench.memory_share) == (False, 0.9)
+    assert [name for name, *_ in calls(tmp_path)] == ["dense", "small", *["dense"] * 5, *["small"] * 5]
+    assert "one model after the other; each with 90% of the GPU's memory" in bench.description
+
+
+def test_a_small_cache_is_a_lack_of_memory(pair: Pair, python: Path, tmp_path: Path) -> None:
+    names = pair({"tokens": 145}, {"tokens": 146})
+    with pytest.raises(GacError, match="dense in vLLM: its KV cache holds 145 tokens, and decode:2@8 needs 146"):
+        bench_engine(names, workloads=RUNS, turns=1, python=python)
+    assert [(name, call) for name, call, *_ in calls(tmp_path)] == [("dense", "open")] * 2
+    assert bench_engine(names[1:], workloads=RUNS, turns=1, python=python).models[0].kv_cache_tokens == 146
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "messages"),
+    [
+        (
+            {"fails": "open"},
+            ["small in vLLM: RuntimeError: a weight is ValueLinear", "vllm serve ", "Last lines:\n  an engine's line"],
+        ),
+        ({"fails": "measure"}, ["small in vLLM: RuntimeError", "expected a model and options that this engine runs"]),
+        ({"ends": "open"}, ["small in vLLM: the process ended with status 3", "  Killed by something"]),
+        ({"ends": "measure"}, ["small in vLLM: the process ended with status 3"]),
+        ({"share": 1}, ["No available memory for the cache blocks; expected room", "Name smaller workloads"]),
+        ({"ms": [0.0]}, ["decode:2@8 took 0 ms by the difference of two runs; expected a positive time"]),
+    ],
+)
+def test_what_fails_in_an_engine_is_told_with_its_last_lines(
+    behaviour: dict[str, Any], messages: list[str], pair: Pair, python: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(GacError) as failure:
+        bench_engine(pair({}, behaviour), workloads=RUNS, turns=1, python=python)
+    assert [message for message in messages if message not in str(failure.value)] == []
+    assert not any(is_alive(process) for *_, process in calls(tmp_path))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_an_environment_without_vllm_is_named(pair: Pair) -> None:
+    with pytest.raises(
+        GacError, match=r"No module named 'vllm'; expected vLLM in the environment of .*--engine-python"
+    ):
+        bench_engine(pair({}, {}), workloads=RUNS)
+
+
+def test_a_python_that_is_none_is_named(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(GacError, match="none cannot be started: No such file or directory; expected the Python of"):
+        bench_engine(pair({}, {}), workloads=RUNS, python=tmp_path / "none")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_processes_end_with_gac(sent: signal.Signals, pair: Pair, python: Path, tmp_path: Path) -> None:
+    small = pair({}, {"sleeps": "measure"})[1]
+    words = ["bench", small, "--engine", "vllm", "--engine-python", str(python), "--workload", "decode:2@8"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "gac", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+    ) as process:
+        wait_for(lambda: (tmp_path / "calls.jsonl").exists() and len(calls(tmp_path)) == 2)
+        process.send_signal(sent)
+        said, _ = process.communicate()
+    wait_for(lambda: not is_alive(calls(tmp_path)[0][-1]))
+    if sent == signal.SIGINT:
+        assert process.returncode == 130
+        assert "Interrupted. Nothing was written" in said
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("a minute is over")
+
+
+# --- what is refused before an engine starts ------------------------------------------------------------------------
+
+
+def test_models_that_cannot_be_timed_are_refused(pair: Pair, tmp_path: Path) -> None:
+    names = pair({}, {})
+    with pytest.raises(ModelError, match="dense' of 512 positions, for decode:64@1024 with sequences of 1,089 tokens"):
+        bench_engine(names, workloads=["decode:1@4", "decode:64@1024"])
+    with pytest.raises(ModelError, match="model 'smollm2', which vLLM cannot open; expected a directory"):
+        bench_engine(["smollm2"])
+    with pytest.raises(GacError, match="0 models; expected 1 to 6"):
+        bench_engine([])
+    with pytest.raises(GacError, match="expected each once"):
+        bench_engine([names[0], names[0]])
+    with pytest.raises(GacError, match="workloads decode:1@4, decode:1@4; expected each once"):
+        bench_engine(names, workloads=["decode:1@4"] * 2)
+
+
+def test_options_of_the_engine_are_json_or_words() -> None:
+    parsed = parsed_options(["dtype=float32", "enforce_eager=true", 'compilation_config={"mode": 0}', "seed=3"])
+    assert parsed == {"dtype": "float32", "enforce_eager": True, "compilation_config": {"mode": 0}, "seed": 3}
+    for option, problem in (
+        ("dtype", "expected NAME=VALUE, as in dtype=float32"),
+        ("a-b=1", "expected NAME=VALUE, as in dtype=float32"),
+        ("max_model_len=3", "whose name GAC sets"),
+        ("x={", "expected a word, or JSON"),
+    ):
+        with pytest.raises(GacError, match=problem):
+            parsed_options([option])
+    with pytest.raises(GacError, match="whose name is there twice"):
+        parsed_options(["seed=1", "seed=2"])
+
+
+def test_workloads() -> None:
+    defaults = [str(workload) for workload in default_workloads(1024)]
+    assert defaults == [
+        *("prefill:1x1024", "prefill:8x1024", "decode:1@1024", "decode:16@1024", "decode:64@1024"),
+        "throughput:256x1024",
+    ]
+    assert [str(EngineWorkload.parse(text)) for text in defaults] == defaults
+    decode, many = EngineWorkload.parse("decode:2@8"), EngineWorkload.parse("throughput:100x64")
+    assert (decode.lengths, decode.longest, decode.cached_tokens) == ([(8, 65), (8, 65)], 73, 146)
+    assert decode.tokens_per_second(10) == (200, None)
+    assert EngineWorkload.parse("prefill:2x8").tokens_per_second(10) == (1600, None)
+    prompts, answers = zip(*many.lengths, strict=True)
+    assert (min(prompts), max(prompts), min(answers), max(answers)) == (8, 64, 4, 16)
+    assert many.tokens_per_second(1000) == (sum(answers), sum(answers) + sum(prompts))
+    for text in ("prefill:1@8", "throughput:0x8", "decode:16"):
+        with pytest.raises(GacError, match="expected prefill:BxS, decode:B@C or throughput:RxS"):
+            EngineWorkload.parse(text)
+    with pytest.raises(GacError, match="of 5,000 sequences; expected at most 4,096"):
+        EngineWorkload.parse("throughput:5000x8")
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_writes_and_draws(pair: Pair, python: Path, tmp_path: Path) -> None:
+    dense, small = pair({"ms": [35.1], "graph_ms": [3.5]}, {"ms": [30.0], "graph_ms": [2.5]})
+    written, figure = tmp_path / "bench.json", tmp_path / "bench.svg"
+    words = ("bench", small, "--against", dense, "--engine", "vllm", "--engine-python", python, "--turns", 1)
+    runs = [word for text in RUNS for word in ("--workload", text)]
+    result = run(*words, *runs, "-o", written, "--plot", figure)
+    assert result.exit_code == 0, result.output
+    assert "2 models in vLLM: 2 workloads, 1 turn and a warm-up; 440 tokens each" in result.stderr
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["decode:2@8", "35.100", "30.000", "1.17x", "1.17-1.17", "57.0", "66.7"] in lines
+    assert ["decode:2@8", "3.500", "2.500", "1.40x"] in lines
+    assert "vLLM 0.26.0, PyTorch 2.11.0, GAC 0.1.0, CUDA 13.0; A GPU\n1 run a workload in turns; " in result.stdout
+    bench = EngineBench.load(written)
+    assert [model.name for model in bench.models] == [dense, small]
+    assert json.loads(written.read_text())["models"][1]["timings"][0]["ratio"] == pytest.approx(1.17)
+    drawn = figure.read_text()
+    assert "1.17x, 30.00 ms, 66.7 tokens/s" in drawn
+    assert "CUDA graph of a step alone" in drawn
+    again = run("plot", "speeds", written, "-o", tmp_path / "again.svg", "--title", "Again")
+    assert again.exit_code == 0, again.output
+    assert "1.17x, 30.00 ms" in (tmp_path / "again.svg").read_text()
+
+
+def test_a_bench_of_one_model_has_no_ratio(pair: Pair, python: Path) -> None:
+    bench = bench_engine(pair({}, {})[:1], workloads=RUNS, turns=1, python=python)
+    assert "ratio" not in str(bench)
+    assert [row["ratio"] for row in bench.rows()] == [None, None]
+    with pytest.raises(GacError, match="a bench of one model; expected two or more"):
+        plots.speeds(bench)
+
+
+def test_a_saved_bench_is_the_same(pair: Pair, python: Path, tmp_path: Path) -> None:
+    bench = bench_engine(pair({}, {}), workloads=RUNS, turns=2, python=python)
+    bench.save(tmp_path / "bench.json")
+    assert EngineBench.load(tmp_path / "bench.json") == bench
