@@ -66,9 +66,8 @@ _EXPORTED = {
     f"as many parameters as the dense model, and is neither smaller nor faster. {_STOCK}",
     "compressed_tensors": "Its weights of few bits lie as compressed-tensors has them. No code but transformers and "
     "compressed-tensors is needed.",
-    "deci": "It is a DeciLM: the sizes of its layers differ, as `block_configs` in its config says. "
-    "`vllm serve DIRECTORY --trust-remote-code` serves it;\nthe flag lets vLLM read the config with the class in "
-    "`configuration_decilm.py`. transformers has no DeciLM and does not open it.",
+    "deci": "It is a DeciLM: the sizes of its layers differ, as `block_configs` in its config says. vLLM has the "
+    "model, and\nneeds a class for this config: docs/checkpoints.md of GAC has it. transformers does not open it.",
 }
 """What the card says of each way to export."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.compression.apply import runs, skipped_blocks
 from gac.core.errors import CheckpointError
@@ -19,13 +19,9 @@ from gac.models.attentions import Heads, heads_of, sliding_layers
 from gac.models.families import family_of
 from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.contract import COMPRESSED
-from gac.runtime.plain import configuration_decilm
-from gac.runtime.plain.configuration_decilm import DeciLMConfig
 from gac.runtime.storage.modules import plain_state
 from gac.schemes import DEFAULT_SCHEME
 
-CODE = configuration_decilm.__file__
-"""The file of a checkpoint's config."""
 _ARCHITECTURES = ("llama", "mistral", "qwen2")
 _ROTATIONS = ("default", "llama3")
 _KINDS = ("Linear", "Absent", "Constant")
@@ -36,6 +32,12 @@ _COPIED = (
 )
 _STEP = 256
 """Readers of ``ffn_mult`` round widths up to its multiples."""
+
+
+class DeciLMConfig(LlamaConfig):
+    """Llama's config with the sizes of every layer in ``block_configs``; transformers itself has no such class."""
+
+    model_type = "nemotron-nas"
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,13 @@ def deci_model(model: Any, plan: Plan) -> DeciModel:
     _check_weights(plan)
     state = plain_state(model, model.dtype)
     _fold_constants(state, plan.weights)
-    for block in skipped_blocks(config, plan.weights):
-        prefixes = tuple(f"{name}." for name in (block["block"], *block["norms"]))
-        state = {name: value for name, value in state.items() if not name.startswith(prefixes)}
-    choices = {choice.name: choice for choice in plan.weights}
+    skipped = [(block["block"], *block["norms"]) for block in skipped_blocks(config, plan.weights)]
+    left_out = tuple(f"{name}." for names in skipped for name in names)
+    state = {name: value for name, value in state.items() if not name.startswith(left_out)}
+    choices, family = {choice.name: choice for choice in plan.weights}, family_of(config)
     layers = []
     for layer in range(config.num_hidden_layers):
-        prefix, family = f"{family_of(config).layers}.{layer}.", family_of(config)
+        prefix = f"{family.layers}.{layer}."
         attention = [choices[prefix + name] for name in (*family.qkv, family.output)]
         down = choices[prefix + family.down]
         groups = _fill_heads(state, attention, heads) if runs(attention[-1]) else 0
@@ -129,7 +131,8 @@ def _fold_constants(state: dict[str, Tensor], weights: Sequence[WeightChoice]) -
         if runs(choice):
             target = bias
         elif target is None:
-            raise _refused(choice)
+            expected = "an attention that runs: engines of DeciLM begin with it"
+            raise CheckpointError(choice.description, expected, "Plan with a larger budget, or without --form skip.")
         elif bias in state:
             constant = state.pop(bias)
             state[target] = state[target] + constant if target in state else constant
@@ -175,16 +178,16 @@ def _fill_biases(state: dict[str, Tensor], weights: Sequence[WeightChoice]) -> b
 
 
 def _config(model: Any, layers: Sequence[LayerSizes], attention_bias: bool, mlp_bias: bool) -> DeciLMConfig:
-    config = DeciLMConfig(
-        [block_config(layer, model.config.num_attention_heads, model.config.hidden_size) for layer in layers],
+    return DeciLMConfig(
+        block_configs=[
+            block_config(layer, model.config.num_attention_heads, model.config.hidden_size) for layer in layers
+        ],
         **{name: getattr(model.config, name) for name in _COPIED},
         head_dim=heads_of(model.config).length,
         attention_bias=attention_bias,
         mlp_bias=mlp_bias,
         dtype=model.dtype,
     )
-    config.auto_map = {"AutoConfig": "configuration_decilm.DeciLMConfig"}
-    return config
 
 
 def block_config(layer: LayerSizes, queries: int, hidden: int) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import shutil
 from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
@@ -14,7 +13,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBas
 from transformers.pytorch_utils import Conv1D
 
 from gac.checkpoint.card import export_card
-from gac.checkpoint.deci import CODE, deci_model
+from gac.checkpoint.deci import deci_model
 from gac.checkpoint.layout import layout_of, without
 from gac.checkpoint.load import load
 from gac.checkpoint.planned import planned
@@ -59,8 +58,8 @@ def export(
             reads where compressed-tensors is installed, and vLLM; embedding and head are written in the model's dtype
             all the same. False writes all in the model's dtype.
         deci: write a Llama, Mistral or Qwen2 with narrower MLPs, fewer key-value heads or skipped blocks as DeciLM,
-            whose layers may differ. vLLM serves it, by the one class of its config that is written beside it;
-            transformers has no DeciLM. Of ``merge``, ``compressed_tensors`` and ``deci`` at most one.
+            whose layers may differ. vLLM has the model, and needs a class for its config (docs/checkpoints.md);
+            transformers does not open it. Of ``merge``, ``compressed_tensors`` and ``deci`` at most one.
         tokenizer: None looks for the model's own.
 
     Raises:
@@ -87,8 +86,6 @@ def export(
         plain.generation_config = loaded.generation_config
         plain.save_pretrained(part, state_dict=state)
         save_tokenizer(part, tokenizer, str(loaded.config.name_or_path))
-        if deci:
-            shutil.copy(CODE, part)
         (part / "README.md").write_text(export_card(plan, *ways), encoding="utf-8")
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.checkpoint.gguf.tensors import interleaved
@@ -112,7 +112,7 @@ def test_the_config_has_the_sizes_of_every_layer(make_plan: MakePlan, tmp_path: 
         {"attention": attention, "ffn": no_mlp},
     ]
     assert (config["architectures"], config["model_type"]) == (["DeciLMForCausalLM"], "nemotron-nas")
-    assert config["auto_map"] == {"AutoConfig": "configuration_decilm.DeciLMConfig"}
+    assert "auto_map" not in config
     assert (config["num_attention_heads"], config["head_dim"], config["dtype"]) == (HEADS, LENGTH, "float32")
     assert (config["attention_bias"], config["mlp_bias"]) == (True, True)
     assert "gac" not in config
@@ -166,19 +166,14 @@ def test_readers_of_a_factor_find_widths_that_are_multiples_of_256() -> None:
                 assert -(-width // 256) * 256 == neurons == ffn["intermediate_size"]
 
 
-def test_the_directory_says_how_it_is_served(make_plan: MakePlan, tiny_tokenizer: Any, tmp_path: Path) -> None:
+def test_the_directory_holds_no_code(make_plan: MakePlan, tiny_tokenizer: Any, tmp_path: Path) -> None:
     gac.export(varied("llama", make_plan), tmp_path / "deci", deci=True, tokenizer=tiny_tokenizer)
     names = {path.name for path in (tmp_path / "deci").iterdir()}
     usual = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
-    assert names == usual | {"configuration_decilm.py", "tokenizer.json", "tokenizer_config.json"}
-    assert "`vllm serve DIRECTORY --trust-remote-code`" in (tmp_path / "deci" / "README.md").read_text()
-    config = AutoConfig.from_pretrained(tmp_path / "deci", trust_remote_code=True)
-    assert config.block_configs[2].attention.no_op
-    assert config.block_configs[4].ffn.intermediate_size == 48
-    assert not hasattr(config.block_configs[4].ffn, "ffn_mult")
-    assert json.loads(config.to_json_string())["block_configs"] == config.block_configs
-    with pytest.raises(ValueError, match="configuration class"):
-        AutoModelForCausalLM.from_pretrained(tmp_path / "deci", trust_remote_code=True)
+    assert names == usual | {"tokenizer.json", "tokenizer_config.json"}
+    assert "`block_configs`" in (tmp_path / "deci" / "README.md").read_text()
+    with pytest.raises(ValueError, match="nemotron-nas"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "deci")
 
 
 # --- refused --------------------------------------------------------------------------------------------------------
@@ -234,6 +229,18 @@ def test_what_it_cannot_express_is_named(
         assert str(refused.value).startswith(message)
         assert message.startswith("a ") or "gac allocate MODEL --form narrow --form skip" in str(refused.value)
         assert not list(tmp_path.iterdir())
+
+
+def test_a_first_attention_that_is_skipped_is_named(make_plan: MakePlan, tmp_path: Path) -> None:
+    config = small_config("llama")
+    chosen = {weight.name: ("skip", 0) for weight in weights_of(config) if "0.self_attn" in weight.name}
+    model = compressed(small_model(config), make_plan, chosen)
+    for write in (gac.export, partial(gac.export_gguf, tokenizer=words())):
+        with pytest.raises(
+            CheckpointError, match=r"layers\.0\.self_attn\.o_proj is skip .* expected an attention that runs"
+        ):
+            write(model, tmp_path / "deci", deci=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_quantised_head_is_named(make_plan: MakePlan, tmp_path: Path) -> None:
