@@ -59,18 +59,22 @@ With GAC {_words(plan.gac_version)} and the profile `{profile.digest[:12]}` of t
 """
 
 
-def export_card(plan: Plan, merged: bool, as_stored: bool) -> str:
-    """README.md for a compressed model that was exported to its stock architecture, ``as_stored``: quantised."""
-    what = "Its MLPs have fewer neurons, which the config of its stock architecture says."
-    if as_stored:
-        what = "Its weights of few bits lie as compressed-tensors has them."
-    elif merged:
-        what = (
-            "It was exported merged: pairs are multiplied out, and what was removed is filled with zeros. So it has as "
-            "many parameters as the dense model, and is neither smaller nor faster."
-        )
-    needed = "transformers and compressed-tensors" if as_stored else "transformers"
-    return _about(plan, ", exported", f"{what} No code but {needed} is needed.")
+_STOCK = "No code but transformers is needed."
+_EXPORTED = {
+    None: f"Its MLPs have fewer neurons, which the config of its stock architecture says. {_STOCK}",
+    "merge": "It was exported merged: pairs are multiplied out, and what was removed is filled with zeros. So it has "
+    f"as many parameters as the dense model, and is neither smaller nor faster. {_STOCK}",
+    "compressed_tensors": "Its weights of few bits lie as compressed-tensors has them. No code but transformers and "
+    "compressed-tensors is needed.",
+    "deci": "It is a DeciLM: the sizes of its layers differ, as `block_configs` in its config says. vLLM has the "
+    "model, and\nneeds a class for this config: docs/checkpoints.md of GAC has it. transformers does not open it.",
+}
+"""What the card says of each way to export."""
+
+
+def export_card(plan: Plan, way: str | None = None) -> str:
+    """README.md for an exported model; ``way`` is the option of ``gac.export`` that was used, if any."""
+    return _about(plan, ", exported", _EXPORTED[way])
 
 
 def _about(plan: Plan, how: str, what: str) -> str:

@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBas
 from transformers.pytorch_utils import Conv1D
 
 from gac.checkpoint.card import export_card
+from gac.checkpoint.deci import deci_model
 from gac.checkpoint.layout import layout_of, without
 from gac.checkpoint.load import load
 from gac.checkpoint.planned import planned
@@ -41,6 +42,7 @@ def export(
     *,
     merge: bool = False,
     compressed_tensors: bool = False,
+    deci: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
     """Write a compressed model as one of its stock architecture, which needs no GAC and no code.
@@ -54,36 +56,37 @@ def export(
             stock config can say only where MLPs alone are narrower, by as much in every layer.
         compressed_tensors: leave weights of few bits as they are, with a ``quantization_config`` that transformers
             reads where compressed-tensors is installed, and vLLM; embedding and head are written in the model's dtype
-            all the same. Not with ``merge``. False writes all in the model's dtype.
+            all the same. False writes all in the model's dtype.
+        deci: write a Llama, Mistral or Qwen2 with narrower MLPs, fewer key-value heads or skipped blocks as DeciLM,
+            whose layers may differ. vLLM has the model, and needs a class for its config (docs/checkpoints.md);
+            transformers does not open it. Of ``merge``, ``compressed_tensors`` and ``deci`` at most one.
         tokenizer: None looks for the model's own.
 
     Raises:
-        CheckpointError: there is no such model, a stock config cannot say its dims, a stock layer has no bias for what
+        CheckpointError: there is no such model, the config cannot say its dims, a stock layer has no bias for what
             a skipped block adds, compressed-tensors has no format for a weight, or the directory cannot be written or
             is in use.
         ModelError: a weight is not in memory.
     """
     (loaded, plan), target = opened(model), Path(directory)
-    if merge and compressed_tensors:
-        raise CheckpointError(
-            "merge and compressed_tensors", "one of the two: merged weights have other numbers", "Leave one out."
-        )
-    plain = stock_model(loaded, plan, merge)
-    if compressed_tensors:
-        setattr(plain.config, QUANTIZATION, _layout(loaded, plain, plan))
-    state = unchanged_state(loaded, plan)
-    for choice in filter(attrgetter("changed"), plan.weights):
-        module = loaded.get_submodule(choice.name)
-        if compressed_tensors and isinstance(module, Stored):
-            state |= {f"{choice.name}.{name}": value.detach() for name, value in module.state_dict().items()}
-        else:
-            state |= weight_state(loaded, plain, choice, merge)
+    options = {"merge": merge, "compressed_tensors": compressed_tensors, "deci": deci}
+    ways = [name for name, value in options.items() if value]
+    if len(ways) > 1:
+        raise CheckpointError(" and ".join(ways), "one of them: each writes other numbers", "Leave one out.")
+    if deci:
+        decilm = deci_model(loaded, plan)
+        plain, state = decilm.empty(), decilm.state
+    else:
+        plain = stock_model(loaded, plan, merge)
+        if compressed_tensors:
+            setattr(plain.config, QUANTIZATION, _layout(loaded, plain, plan))
+        state = _state(loaded, plain, plan, merge, compressed_tensors)
     check_free(target)
     with complete_directory(target) as part:
         plain.generation_config = loaded.generation_config
         plain.save_pretrained(part, state_dict=state)
         save_tokenizer(part, tokenizer, str(loaded.config.name_or_path))
-        (part / "README.md").write_text(export_card(plan, merge, compressed_tensors), encoding="utf-8")
+        (part / "README.md").write_text(export_card(plan, *ways), encoding="utf-8")
 
 
 def opened(model: PreTrainedModel | str | Path) -> tuple[Any, Plan]:
@@ -128,6 +131,17 @@ def weight_state(model: PreTrainedModel, plain: nn.Module, choice: WeightChoice,
     return {f"{choice.name}.{name}": value.contiguous() for name, value in local.items()}
 
 
+def _state(model: Any, plain: Any, plan: Plan, merge: bool, as_stored: bool) -> dict[str, Tensor]:
+    state = unchanged_state(model, plan)
+    for choice in filter(attrgetter("changed"), plan.weights):
+        module = model.get_submodule(choice.name)
+        if as_stored and isinstance(module, Stored):
+            state |= {f"{choice.name}.{name}": value.detach() for name, value in module.state_dict().items()}
+        else:
+            state |= weight_state(model, plain, choice, merge)
+    return state
+
+
 def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
     layout = layout_of(model, plan) or {"config_groups": {}}
     readable = {target for group in layout["config_groups"].values() for target in group["targets"]}
@@ -149,16 +163,13 @@ def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
 def _narrow_neurons(stock: Any, plan: Plan) -> None:
     """Make the MLPs of a stock config as wide as the plan's; a CheckpointError if it cannot say the plan's dims."""
     family = family_of(stock)
-    modules = {choice.name: form_named(choice.form).module(choice.weight, choice.dim) for choice in plan.weights}
-    down = next(modules[choice.name] for choice in plan.weights if choice.weight.neurons == "in")
-    setattr(stock, family.neurons, down.sizes["in_features"])
+    down = next(choice for choice in plan.weights if choice.weight.neurons == "in")
+    setattr(stock, family.neurons, down.module.sizes["in_features"])
     dense = {weight.name: weight for site in family.sites(stock) for weight in site.weights}
     for choice in plan.weights:
-        weight, result = dense[choice.name], modules[choice.name]
-        if result != form_named("dense").module(weight, 0):
-            sizes = ", ".join(f"{name}={size}" for name, size in sorted(result.sizes.items()))
+        if choice.module != form_named("dense").module(dense[choice.name], 0):
             raise CheckpointError(
-                f"{choice.name} is {choice.form} with dim {choice.dim}, {result.module}({sizes})",
+                choice.description,
                 "a plan that a stock config can say: fewer neurons, as many in every layer, and no more",
                 "Export it merged (--merge, merge=True), with the dense dims; or open the checkpoint as it is.",
             )

@@ -220,27 +220,34 @@ def verify(directory: Path) -> Answer:
 @option("-o --output", "The new directory; with --gguf the file.", Target(CheckpointError, early=False), required=True)
 @flag("--merge", "Give every weight its dense dims again: neither smaller nor faster.")
 @flag("--compressed-tensors", "Keep low-bit weights as they are, for readers of compressed-tensors.")
+@flag(
+    "--deci",
+    "Write a DeciLM, whose layers may differ in width and heads or skip a block: vLLM serves it without GAC. For a "
+    "Llama, Mistral or Qwen2.",
+)
 @flag("--gguf", "Write one GGUF file, which llama.cpp runs, instead of a directory.")
 @flag("--overwrite", "Replace an existing GGUF file.")
-def export(directory: Path, output: Path, merge: bool, compressed_tensors: bool, gguf: bool, overwrite: bool) -> Answer:
-    """Convert a compressed model to its stock architecture.
+def export(directory: Path, output: Path, gguf: bool, overwrite: bool, **ways: Any) -> Answer:
+    """Convert a compressed model to its stock architecture, or to DeciLM.
 
-    DIRECTORY was written by gac compress. Tools without GAC open the new one without any code. A stock architecture can
-    keep the dims if only MLPs are narrower, by the same width in every layer; --merge works for all plans.
+    DIRECTORY was written by gac compress. Tools without GAC open the new one. A stock architecture can keep the dims if
+    only MLPs are narrower, by the same width in every layer. DeciLM can keep those of gac allocate --form narrow --form
+    skip. --merge works for all plans.
     """
     from gac.checkpoint.target import check_free
 
     Target(CheckpointError, directory=not gguf).check(output)
     if gguf:
         reject_options({"compressed_tensors"}, "without --gguf.")
-        written = gac.export_gguf(directory, output, merge=merge, overwrite=overwrite)
+        merge, deci = ways["merge"], ways["deci"]
+        written = gac.export_gguf(directory, output, merge=merge, deci=deci, overwrite=overwrite)
         from gac.reporting.tables import gguf_tables
 
         return Answer(asdict(written) | {"exact": written.exact, "merged": merge}, lambda: gguf_tables(written))
     reject_options({"overwrite"}, "with --gguf.")
     check_free(output)
-    gac.export(directory, output, merge=merge, compressed_tensors=compressed_tensors)
-    return _saved(output, {"merged": merge, "compressed_tensors": compressed_tensors})
+    gac.export(directory, output, **ways)
+    return _saved(output, {"merged": ways.pop("merge"), **ways})
 
 
 def _saved(output: Path, document: dict[str, Any], *lines: Any) -> Answer:

@@ -46,6 +46,9 @@ class ModuleSpec:
     module: str
     sizes: Mapping[str, int]
 
+    def __str__(self) -> str:
+        return f"{self.module}({', '.join(f'{name}={size}' for name, size in sorted(self.sizes.items()))})"
+
 
 @dataclass(frozen=True)
 class LossMeasure:

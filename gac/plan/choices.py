@@ -6,6 +6,7 @@ from math import gcd
 
 from gac.core.errors import PlanError
 from gac.forms import check_choice, form_named
+from gac.forms.base import ModuleSpec
 from gac.forms.tensor_parallel import divides, moved_axes, split_gemms
 from gac.models.sites import Weight
 from gac.plan.costs import BYTES, COSTS
@@ -30,6 +31,16 @@ class WeightChoice:
     @property
     def becomes(self) -> tuple[str, int, str]:
         return self.form, self.dim, self.scheme
+
+    @property
+    def module(self) -> ModuleSpec:
+        """The module that runs it."""
+        return form_named(self.form).module(self.weight, self.dim)
+
+    @property
+    def description(self) -> str:
+        """Name, form, dim and module, for errors."""
+        return f"{self.name} is {self.form} with dim {self.dim}, {self.module}"
 
     @property
     def is_dense(self) -> bool:

@@ -21,7 +21,7 @@ EVIL = "a/<script>alert(1)</script><img src=x onerror=e>`b`|[c](http://d)\x1b[31
 def cards(name: str) -> list[str]:
     plan = with_measured(PLAN, model=name)
     plan = with_measured(plan, profile=replace(plan.measured.profile, gpu=name))
-    return [model_card(plan), export_card(plan, merged=True, as_stored=False)]
+    return [model_card(plan), export_card(plan, "merge")]
 
 
 @pytest.mark.parametrize("number", [0, 1])

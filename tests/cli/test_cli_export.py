@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import gac
 from gac.plan.plan import Plan
+from tests.checkpoint.test_deci import varied
 from tests.checkpoint.test_gguf import EXACT, uniform, words
 from tests.cli.commands import answer, refused, run
 from tests.compression.compressed import small_compressed
@@ -24,10 +25,26 @@ def saved(make_plan: Callable[..., Plan], tmp_path: Path) -> Path:
 def test_a_merged_model_is_written(saved: Path, tmp_path: Path) -> None:
     result = run("export", saved, "-o", tmp_path / "merged", "--merge", "--json")
     size = sum(file.stat().st_size for file in (tmp_path / "merged").iterdir())
-    expected = {"directory": str(tmp_path / "merged"), "bytes": size, "merged": True, "compressed_tensors": False}
-    assert json.loads(result.stdout) == expected
+    assert json.loads(result.stdout) == {
+        "directory": str(tmp_path / "merged"),
+        "bytes": size,
+        "merged": True,
+        "compressed_tensors": False,
+        "deci": False,
+    }
     assert "it is neither smaller nor faster" in result.stderr
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged").config.model_type == "llama"
+
+
+def test_a_deci_is_written(make_plan: Callable[..., Plan], saved: Path, tmp_path: Path) -> None:
+    gac.save(varied("mistral", make_plan), tmp_path / "varied", tokenizer=words())
+    assert answer("export", tmp_path / "varied", "-o", tmp_path / "deci", "--deci")["deci"]
+    assert json.loads((tmp_path / "deci" / "config.json").read_text())["architectures"] == ["DeciLMForCausalLM"]
+    document = answer("export", tmp_path / "varied", "-o", tmp_path / "deci.gguf", "--deci", "--gguf")
+    assert (document["architecture"], document["exact"]) == ("deci", True)
+    message = refused("export", saved, "-o", tmp_path / "other", "--deci")
+    assert "q_proj is low_rank with dim 16" in message
+    assert "Plan with gac allocate MODEL --form narrow --form skip, without a scheme." in message
 
 
 def test_a_place_in_use_is_refused_before_anything_is_read(tmp_path: Path) -> None:

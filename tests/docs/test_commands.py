@@ -10,6 +10,7 @@ from gac.cli import main
 
 OTHERS = {
     *("--no-deps", "--trust-remote-code", "--model-impl", "--tensor-parallel-size", "--model_args", "--inplace"),
+    *("--enable-lora", "--enforce-eager", "--quantization"),
     *("--to", "--execute", "--check", "--fix", "--format", "--help"),
 }
 """Options of other programs, and those that every command has."""

@@ -4,9 +4,10 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -56,6 +57,7 @@ class Request:
     Attributes:
         name: of the files that vLLM's process writes beside the model.
         expected: ``tokens`` of ``generate``, their ``logprobs``, and ``rows`` of those of all tokens.
+        config_class: ``module.Class`` of a config that transformers does not know.
     """
 
     directory: Path
@@ -63,12 +65,13 @@ class Request:
     expected: dict[str, Any] = field(default_factory=dict)
     adapter: Path | None = None
     name: str = "answer"
+    config_class: str = ""
 
     def sent(self) -> dict[str, Any]:
         options = {"dtype": "float32", "enforce_eager": True, **self.options}
         adapter = str(self.adapter) if self.adapter else None
         request = {"name": self.name, "directory": str(self.directory), "options": options, "adapter": adapter}
-        return {**request, "prompts": prompts(), "tokens": TOKENS}
+        return {**request, "prompts": prompts(), "tokens": TOKENS, "config_class": self.config_class}
 
     @property
     def log(self) -> str:
@@ -101,12 +104,13 @@ class Request:
             assert logprobs == pytest.approx(others, abs=EXACT)
 
 
-def serve(requests: Iterable[Request], folder: Path) -> None:
-    """Run vLLM on models, one after the other; ``folder`` holds the list."""
+def serve(requests: Iterable[Request], folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Run vLLM on models, one after the other, with more variables in its environment; ``folder`` holds the list."""
     path = folder / "requests.json"
     path.write_text(json.dumps([request.sent() for request in requests]))
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
-    done = subprocess.run([PYTHON, str(WORKER), str(path)], env=inherited, capture_output=True, text=True, check=False)
+    command = [PYTHON, str(WORKER), str(path)]
+    done = subprocess.run(command, env={**inherited, **environment}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

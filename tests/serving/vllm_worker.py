@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,14 @@ def main() -> None:
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
+    from transformers import AutoConfig
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
+    if path := request["config_class"]:
+        module, _, name = path.rpartition(".")
+        config_class = getattr(import_module(module), name)
+        AutoConfig.register(config_class.model_type, config_class)
     options = {"skip_tokenizer_init": True, "max_model_len": 64, "disable_log_stats": True} | request["options"]
     engine = LLM(request["directory"], **options)
     sampling = SamplingParams(

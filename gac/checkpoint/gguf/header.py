@@ -1,10 +1,11 @@
 """The header of a GGUF file: the sizes of an architecture, and a byte-level BPE tokenizer."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gac.checkpoint.deci import LayerSizes
 from gac.core.errors import CheckpointError
 
 ELSEWHERE = "Export the model without --gguf (gac.export), and convert the directory with llama.cpp's own script."
@@ -40,6 +41,12 @@ def architecture_of(config: Any) -> Architecture:
         expected = f"one that has been tried in llama.cpp ({', '.join(_ARCHITECTURES)})"
         raise CheckpointError(f"a model of the architecture {config.model_type}", expected, ELSEWHERE)
     architecture = _ARCHITECTURES[config.model_type]
+    check_values(config, architecture)
+    return architecture
+
+
+def check_values(config: Any, architecture: Architecture) -> None:
+    """Refuse with a CheckpointError a value of the config for which llama.cpp has no key."""
     rope = getattr(config, "rope_parameters", None) or {}
     for name, required in (*architecture.fixed.items(), ("rope_type", "default"), ("partial_rotary_factor", 1)):
         value = rope.get(name, getattr(config, name, required))
@@ -49,23 +56,26 @@ def architecture_of(config: Any) -> Architecture:
                 f"{required!r}, which llama.cpp takes for granted or GAC has not tried otherwise",
                 ELSEWHERE,
             )
-    return architecture
 
 
 def head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def add_sizes(writer: Any, config: Any) -> None:
-    """Write the sizes of a stock config into the header of a ``gguf.GGUFWriter``."""
+def add_sizes(writer: Any, config: Any, layers: Sequence[LayerSizes] = ()) -> None:
+    """Write the sizes of a stock config into the header of a ``gguf.GGUFWriter``; ``layers``: those of each layer."""
     size = head_dim(config)
+    neurons, heads, groups = config.intermediate_size, config.num_attention_heads, config.num_key_value_heads
+    if layers:
+        neurons, groups = ([getattr(layer, name) for layer in layers] for name in ("neurons", "groups"))
+        heads = [heads if layer.groups else 0 for layer in layers]
     writer.add_context_length(config.max_position_embeddings)
     writer.add_vocab_size(config.vocab_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_feed_forward_length(neurons)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(groups)
     writer.add_key_length(size)
     writer.add_value_length(size)
     writer.add_rope_dimension_count(size)

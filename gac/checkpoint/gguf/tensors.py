@@ -5,7 +5,7 @@ A type is a block of 32 whole numbers and one scale in float16, as llama.cpp sto
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -81,15 +81,22 @@ BLOCK_TYPES: Mapping[str, BlockType] = MappingProxyType(
 
 
 @dataclass(frozen=True, eq=False)
+class SourceTensor:
+    """A tensor of the stock model."""
+
+    name: str
+    shape: tuple[int, ...]
+    model_values: Callable[[], Tensor]  # makes the values in the model's dtype
+    scheme: str = DEFAULT_SCHEME  # of the plan; ``bf16`` if it is not quantised
+    stored: Stored | None = None  # the module that holds it quantised
+
+
+@dataclass(frozen=True, eq=False)
 class FileTensor:
     """A tensor of the stock model as the file has it."""
 
     name: str  # in llama.cpp
-    source: str  # in the stock model
-    shape: tuple[int, ...]
-    scheme: str  # of the plan; ``bf16`` if it is not quantised
-    stored: Stored | None  # the module that holds it quantised
-    model_values: Callable[[], Tensor]  # makes the values in the model's dtype
+    source: SourceTensor
     reorder_rows: Callable[[Tensor], Tensor]
     kind: str  # the type in GGUF
     lossless: bool  # the type holds the whole numbers of the source
@@ -102,18 +109,18 @@ class FileTensor:
     @property
     def nbytes(self) -> int:
         block, size = gguf_package().GGML_QUANT_SIZES[self.ggml_type]
-        return int(prod(self.shape) // block * size)
+        return int(prod(self.source.shape) // block * size)
 
     def values(self) -> Tensor:
         """Of a block type in float32, before any cast to the model's dtype; else the model's values."""
-        if self.stored is None or self.kind not in BLOCK_TYPES:
-            return self.reorder_rows(self.model_values())
-        return self.reorder_rows(self.stored.values(torch.float32))
+        if self.source.stored is None or self.kind not in BLOCK_TYPES:
+            return self.reorder_rows(self.source.model_values())
+        return self.reorder_rows(self.source.stored.values(torch.float32))
 
     def data(self) -> Bytes:
         """The bytes of each row, ``(rows, bytes)``, or of a vector."""
         if self.lossless:
-            grid, columns = _grid_of(self.stored, self.scheme), self.shape[1]
+            grid, columns = _grid_of(self.source.stored, self.source.scheme), self.source.shape[1]
             assert grid is not None, "a type of whole numbers for a source without"
             # one scale for each block of a group
             scale = grid.scale.half().repeat_interleave(max(grid.size // BLOCK, 1), dim=1)[:, : columns // BLOCK]
@@ -142,14 +149,9 @@ def file_tensors(model: Any, stock: Any, plan: Plan, merge: bool, architecture: 
     head = plan.measured.head.scheme if plan.measured.head else DEFAULT_SCHEME
     modules = {name: (head, module) for name, module in embeddings_of(model).items()}
     modules |= {name: (choice.scheme, model.get_submodule(name)) for name, choice in changed.items()}
-    gguf = gguf_package()
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
-    names = gguf.get_tensor_name_map(kind, stock.config.num_hidden_layers)
     empty = stock.state_dict()
-    if stock.config.tie_word_embeddings:
-        empty.pop("lm_head.weight", None)
-    tensors = []
-    for name in progress_bar("choosing types", "tensor", len(empty), empty):
+
+    def source(name: str) -> SourceTensor:
         owner, _, parameter = name.rpartition(".")
         shape = tuple(empty[name].shape)
         scheme, stored = modules.get(owner, (DEFAULT_SCHEME, None))
@@ -159,15 +161,31 @@ def file_tensors(model: Any, stock: Any, plan: Plan, merge: bool, architecture: 
             values = partial(_changed_values, model, stock, changed[owner], merge, name)
         else:
             values = partial(same.__getitem__, name)
-        file_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        return SourceTensor(name, shape, values, scheme, stored)
+
+    return named_tensors([source(name) for name in empty], stock.config, model.dtype, architecture)
+
+
+def named_tensors(
+    sources: Sequence[SourceTensor], config: Any, dtype: torch.dtype, architecture: Architecture
+) -> list[FileTensor]:
+    """The tensors of a stock model with this config and dtype as a file has them; errors as of ``file_tensors``."""
+    gguf = gguf_package()
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    tensors = []
+    for source in progress_bar("choosing types", "tensor", len(sources), sources):
+        if config.tie_word_embeddings and source.name == "lm_head.weight":
+            continue
+        file_name = names.get_name(source.name, try_suffixes=(".weight", ".bias"))
         if file_name is None:
-            value = f"{name} of a {stock.config.model_type} model"
+            value = f"{source.name} of a {config.model_type} model"
             remedy = "Export the model without --gguf (gac.export)."
             raise CheckpointError(value, "tensors that llama.cpp has a name for", remedy)
-        rotated = architecture.paired and (".q_proj." in name or ".k_proj." in name)
-        reorder = partial(interleaved, head_dim(stock.config)) if rotated else lambda rows: rows
-        choice = _type_of(shape, model.dtype, stored, scheme)
-        tensors.append(FileTensor(file_name, name, shape, scheme, stored, values, reorder, *choice))
+        rotated = architecture.paired and (".q_proj." in source.name or ".k_proj." in source.name)
+        reorder = partial(interleaved, head_dim(config)) if rotated else lambda rows: rows
+        kind, lossless, why = _type_of(source.shape, dtype, source.stored, source.scheme)
+        tensors.append(FileTensor(file_name, source, reorder, kind, lossless, why))
     return tensors
 
 

@@ -4,15 +4,18 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gac.checkpoint.deci import LayerSizes, deci_model
 from gac.checkpoint.export import opened, stock_model
+from gac.checkpoint.gguf.deci import DECI, for_llama_cpp
 from gac.checkpoint.gguf.header import Architecture, add_sizes, add_vocabulary, architecture_of
-from gac.checkpoint.gguf.tensors import FileTensor, file_tensors, gguf_package
+from gac.checkpoint.gguf.tensors import FileTensor, SourceTensor, file_tensors, gguf_package, named_tensors
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.core.io import complete_file
@@ -62,6 +65,7 @@ def export_gguf(
     path: str | Path,
     *,
     merge: bool = False,
+    deci: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
     overwrite: bool = False,
 ) -> GgufFile:
@@ -75,6 +79,8 @@ def export_gguf(
         path: the file, ``model.gguf``.
         merge: multiply low-rank pairs and fill shortened weights with zeros, as ``gac.export`` does. False keeps the
             dims, which llama.cpp supports only if MLPs alone are narrower, by the same width in every layer.
+        deci: write the architecture ``deci``, whose layers may differ, as ``gac.export`` does; not with ``merge``, and
+            not for weights in a scheme. An attention without an MLP gets one of one neuron that writes zeros.
         tokenizer: None looks for the model's own.
         overwrite: replace an existing GGUF file, once the new one is complete.
 
@@ -87,12 +93,13 @@ def export_gguf(
     _check_free(target, overwrite)
     gguf_package()
     loaded, plan = opened(model)
-    stock = stock_model(loaded, plan, merge)
-    architecture = architecture_of(stock.config)
+    if merge and deci:
+        raise CheckpointError("merge and deci", "one of them: DeciLM keeps the dims", "Leave one out.")
+    contents = _deci_contents(loaded, plan) if deci else _stock_contents(loaded, plan, merge)
+    architecture, tensors = contents.architecture, contents.tensors
     words = load_tokenizer(str(loaded.config.name_or_path)) if tokenizer is None else tokenizer
-    tensors = file_tensors(loaded, stock, plan, merge, architecture)
     with complete_file(target, "a GGUF file", CheckpointError) as part:
-        writer = _header(part, plan, stock.config, architecture, words, tensors)
+        writer = _header(part, plan, contents, words)
         errors = _write_tensors(writer, part, tensors)
     names = {f"{choice.name}.weight" for choice in plan.weights}
     return GgufFile(
@@ -100,10 +107,36 @@ def export_gguf(
         architecture=architecture.name,
         bytes=target.stat().st_size,
         planned_bytes=plan.bytes[0],
-        weights_bytes=sum(tensor.nbytes for tensor in tensors if tensor.source in names),
+        weights_bytes=sum(tensor.nbytes for tensor in tensors if tensor.source.name in names),
         tensors=_grouped(zip(tensors, errors, strict=True)),
         inputs=tuple(sorted({choice.scheme for choice in plan.weights if scheme_named(choice.scheme).input_quantiser})),
     )
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """The model in a file."""
+
+    config: Any
+    architecture: Architecture
+    tensors: Sequence[FileTensor]
+    layers: Sequence[LayerSizes] = ()  # the sizes of each layer, where they differ
+
+
+def _stock_contents(model: Any, plan: Plan, merge: bool) -> _Contents:
+    stock = stock_model(model, plan, merge)
+    architecture = architecture_of(stock.config)
+    return _Contents(stock.config, architecture, file_tensors(model, stock, plan, merge, architecture))
+
+
+def _deci_contents(model: Any, plan: Plan) -> _Contents:
+    decilm = for_llama_cpp(deci_model(model, plan))
+    state = decilm.state
+    sources = [
+        SourceTensor(name, tuple(value.shape), partial(state.__getitem__, name)) for name, value in state.items()
+    ]
+    tensors = named_tensors(sources, decilm.config, model.dtype, DECI)
+    return _Contents(decilm.config, DECI, tensors, decilm.layers)
 
 
 def _check_free(target: Path, overwrite: bool) -> None:
@@ -121,24 +154,22 @@ def _is_gguf(path: Path) -> bool:
         return file.read(4) == b"GGUF"
 
 
-def _header(
-    part: Path, plan: Plan, config: Any, architecture: Architecture, tokenizer: Any, tensors: Sequence[FileTensor]
-) -> Any:
+def _header(part: Path, plan: Plan, contents: _Contents, tokenizer: Any) -> Any:
     """Write everything but the tensors, and return the writer."""
-    gguf = gguf_package()
-    writer = gguf.GGUFWriter(part, architecture.name)
+    gguf, tensors = gguf_package(), contents.tensors
+    writer = gguf.GGUFWriter(part, contents.architecture.name)
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(plan.measured.model)
-    add_sizes(writer, config)
+    add_sizes(writer, contents.config, contents.layers)
     sizes = Counter[str]()
     for tensor in tensors:
         sizes[tensor.kind] += tensor.nbytes
     (largest, _), types = sizes.most_common(1)[0], gguf.LlamaFileType
     writer.add_file_type(types.ALL_F32 if largest == "F32" else types[f"MOSTLY_{largest}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    add_vocabulary(writer, tokenizer, config.vocab_size)
+    add_vocabulary(writer, tokenizer, contents.config.vocab_size)
     for tensor in tensors:
-        writer.add_tensor_info(tensor.name, tensor.shape, None, tensor.nbytes, tensor.ggml_type)
+        writer.add_tensor_info(tensor.name, tensor.source.shape, None, tensor.nbytes, tensor.ggml_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -163,7 +194,7 @@ def _write_tensors(writer: Any, part: Path, tensors: Sequence[FileTensor]) -> li
 
 def _grouped(written: Iterable[tuple[FileTensor, float]]) -> tuple[TensorsWritten, ...]:
     def key(pair: tuple[FileTensor, float]) -> tuple[str, str, str]:
-        return pair[0].scheme, pair[0].kind, pair[0].why or ""
+        return pair[0].source.scheme, pair[0].kind, pair[0].why or ""
 
     groups = []
     for (scheme, kind, why), pairs in groupby(sorted(written, key=key), key):
