@@ -85,10 +85,13 @@ def candidates(
 
 
 def dense_candidate(site: Site, timing: Timing, scheme: Scheme = BF16) -> CandidateSet:
-    """Return the dense site; weights that may share a GEMM do so, as in engines, where the profile has it."""
+    """Return the dense site; weights that may share a GEMM do so, as in engines, where the profile has it.
+
+    A workload that the profile lacks either way changes nothing for the others.
+    """
     dense, dims = [form_named("dense")] * len(site.weights), [full_dim(weight) for weight in site.weights]
     layouts = [zip_candidates(layout, dense, dims, scheme, timing) for layout in site.fused_and_unfused]
-    return next((rows for rows in reversed(layouts) if UNKNOWN not in rows.latency), layouts[0])
+    return max(reversed(layouts), key=lambda rows: int((rows.latency != UNKNOWN).sum()))
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:
