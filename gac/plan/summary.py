@@ -189,7 +189,7 @@ def speed(plan: PlanRecord) -> str:
     ]
     proof = plan.speed.certificate
     proved = f"{proof.status}, gap {proof.gap:.3g}"
-    return f"{extra:.4f} nats more than the least loss bought it: {', '.join(times)} ({proved})"
+    return f"{extra:.4f} nats above the least loss: {', '.join(times)} ({proved})"
 
 
 def lacking(timed: WorkloadLatency, schemes: Sequence[str]) -> str:
