@@ -167,7 +167,6 @@ class CandidateBuilder:
         return CandidateSet.concatenate(options)
 
     def _in_form(self, form: Form, scheme: Scheme, position: int) -> list[CandidateSet]:
-        """One weight at all dims of a form; nothing where that was not measured."""
         weight = self.site.weights[position]
         if (curve := self.curves.of(form, weight, scheme.name)) is None:
             return []
@@ -204,7 +203,6 @@ class CandidateBuilder:
         return built
 
     def _combined(self, options: Sequence[CandidateSet], known: ParetoSet, extra: float = 0.0) -> list[CandidateSet]:
-        """All Pareto-optimal combinations of choices, each with an extra loss; nothing where none is left."""
         options = [self._possible(rows) for rows in options]
         if not all(map(len, options)):
             return []
