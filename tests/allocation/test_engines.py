@@ -175,6 +175,8 @@ def test_the_summary_and_the_page_say_tokens_a_second() -> None:
     rates = f"; {8e9 / timed.plan_ns:,.0f} tokens/s of 250,000 in vllm"
     assert rates in plan.summary()
     assert rates in report_page(Sources(plan))
+    alone = decide(problem({}, engine="vllm")).plan
+    assert "; GEMMs alone: the profile has no steps in vllm" in alone.summary()
 
 
 def test_the_engine_s_kernels_are_looked_up() -> None:
