@@ -63,7 +63,7 @@ class Scheme:
 
     Attributes:
         name: as plans write it; of those that compressed-tensors has presets for, its name in lower case.
-        meaning: a few words for help and tables.
+        meaning: a few words for readers.
         dtype: its name in latency tables: of one with a storage a name that no other has, with the same parameter as
             ``name``; of others the dtype of the numbers in its modules.
         bits: of one number, scales and zero points apart.

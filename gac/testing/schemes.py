@@ -6,7 +6,9 @@ import torch
 
 from gac.core.operations import Operation, linear
 from gac.profiling.operators.base import ITEM_BYTES
+from gac.runtime.plain import modeling_gac
 from gac.runtime.storage.eight_bits import READERS
+from gac.runtime.storage.modules import STORAGES
 from gac.schemes import SCHEMES, Scheme
 from gac.schemes.base import storage_of
 from gac.schemes.feedback.order import Inputs
@@ -24,8 +26,9 @@ def check_scheme(scheme: Scheme) -> None:
     More numbers take more bytes, no fewer than their bits. Rounding leaves its input, its shape and its dtype alone,
     rounds nothing twice, keeps zeros, and where inputs are known it makes the product no worse. What its storage holds
     takes the bytes that it counts, gives the rounded matrix again bit for bit, and is multiplied like it but for what
-    inputs are rounded to; without a storage a number takes 16 bits. What runs is the same for all rows. Inputs are read
-    alike when they are read again, and their error is that of its ``noise``.
+    inputs are rounded to, with GAC and by the plain class of the storage; without a storage a number takes 16 bits.
+    What runs is the same for all rows. Inputs are read alike when they are read again, and their error is that of its
+    ``noise``.
 
     Raises:
         AssertionError: says what does not hold.
@@ -45,6 +48,10 @@ def check_scheme(scheme: Scheme) -> None:
     assert isinstance(runs, Operation), f"{scheme.name}: runs {runs!r}, which is no Operation"
     named = scheme.storage is None or scheme.dtype not in ITEM_BYTES
     assert named, f"{scheme.name}: has a storage, and tables call it {scheme.dtype!r}, as they do numbers"
+    if scheme.storage is not None:
+        stored_in, known = scheme.storage.storage, ", ".join(STORAGES)
+        expected = f"one of {known}; one of GAC itself also has a plain class in modeling_gac.py"
+        assert stored_in in STORAGES, f"{scheme.name}: its storage {stored_in} is unknown; expected {expected}"
     _check_needs(scheme)
     if scheme.input_quantiser is not None:
         _check_reading(scheme)
@@ -99,6 +106,13 @@ def _check_storage(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tensor, 
     product = storage.multiply(x, tensors, rows, columns, None)
     same = torch.allclose(product, x @ rounded.T, rtol=ROUNDED, atol=ROUNDED)
     assert same, f"{of}: multiplied otherwise than what it stands for"
+    if scheme.storage is not None and (kind := modeling_gac.STORAGES.get(scheme.storage.storage)) is not None:
+        module = modeling_gac.Matrix((rows, columns), kind(**scheme.storage.options), device=matrix.device)
+        for name, tensor in tensors.items():
+            module.register_buffer(name, tensor)
+        assert torch.equal(module.values(matrix.dtype), rounded), f"{of}: opened otherwise without GAC"
+        same = torch.allclose(module(x), product, rtol=ROUNDED, atol=ROUNDED)
+        assert same, f"{of}: multiplied otherwise without GAC"
 
 
 def _check_with_inputs(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tensor, of: str) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gac.schemes import Scheme
+from gac.schemes.feedback.order import Inputs
 
 _BITS = 3
 
@@ -19,7 +20,7 @@ class ShortMantissa(Scheme):
     dtype = "bf16"  # latency tables have it under this name: it runs as any 16-bit weight does
     bits = 16
 
-    def quantised(self, matrix: Tensor, inputs: Tensor | None = None, gradients: Tensor | None = None) -> Tensor:
+    def quantised(self, matrix: Tensor, inputs: Inputs | None = None, gradients: Tensor | None = None) -> Tensor:
         mantissa, exponent = torch.frexp(matrix)  # mantissa in [0.5, 1), so that one bit is the leading one
         step = 2 ** (_BITS + 1)
         return torch.ldexp(torch.round(mantissa * step) / step, exponent)

@@ -154,7 +154,8 @@ class Matrix(nn.Module):
         if self.storage is None:
             return self.weight
         tensors = {name: tensor[rows] for name, tensor in self._buffers.items() if name != "weight_shape"}
-        return self.storage.values(tensors, len(tensors["weight_scale"]), self.shape[-1], dtype)
+        count = len(range(prod(self.shape[:-1]))[rows]) if isinstance(rows, slice) else len(rows)
+        return self.storage.values(tensors, count, self.shape[-1], dtype)
 
     def forward(self, x: Tensor) -> Any:
         return (self.storage or functional).linear(x, self.values(x.dtype), self.bias)

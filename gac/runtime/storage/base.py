@@ -28,9 +28,10 @@ class Storage(ABC):
     """A layout of matrices in tensors, of which it holds none; made from the options in ``config.json``.
 
     A new one derives from this in a file of this folder, and has a plain class of the same name in
-    ``gac.runtime.plain.modeling_gac.STORAGES``, a dataclass whose fields are the options. One that quantises inputs
-    has its own ``linear``; one with a kernel has ``kernel`` and ``kernel_unsupported_reason``, and where that reads
-    quantised inputs ``number`` and ``kernel_of_quantised``.
+    ``gac.runtime.plain.modeling_gac.STORAGES``, a dataclass whose fields are the options. That has ``tensors``,
+    ``values`` and ``linear``, which are inherited here. One that quantises inputs has its own ``linear``; one with a
+    kernel has ``kernel`` and ``kernel_unsupported_reason``, and where that reads quantised inputs ``number`` and
+    ``kernel_of_quantised``.
     """
 
     metadata: ClassVar[frozenset[str]] = frozenset()  # tensors that hold nothing of the matrix, and are not counted
