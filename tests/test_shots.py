@@ -101,4 +101,4 @@ def test_the_command_line_says_what_two_shots_cost(directory: Path, text_file: P
     assert "two shots: calibration takes twice as long and twice the disk" in result.stderr
     assert gac.Plan.load(plan).recipe.measure.shots == 2
     applied = run("compress", directory, "--plan", plan, "-o", tmp_path / "small")
-    assert "or taken again where they are gone (in two shots)" in applied.stderr
+    assert "or measured again if missing (in two shots)" in applied.stderr

@@ -87,15 +87,11 @@ def candidates(
 def dense_candidate(site: Site, timing: Timing, scheme: Scheme = BF16) -> CandidateSet:
     """Return the dense site; weights that may share a GEMM do so, as in engines, where the profile has it.
 
-    The profile has it if it knows the latency of a workload, and of all those that it knows without sharing.
+    A workload that the profile lacks either way changes nothing for the others.
     """
     dense, dims = [form_named("dense")] * len(site.weights), [full_dim(weight) for weight in site.weights]
-    separate, *shared = [zip_candidates(layout, dense, dims, scheme, timing) for layout in site.fused_and_unfused]
-    for rows in shared:
-        known = rows.latency != UNKNOWN
-        if known.any() and (known | (separate.latency == UNKNOWN)).all():
-            return rows
-    return separate
+    layouts = [zip_candidates(layout, dense, dims, scheme, timing) for layout in site.fused_and_unfused]
+    return max(reversed(layouts), key=lambda rows: int((rows.latency != UNKNOWN).sum()))
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:

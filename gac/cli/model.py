@@ -125,7 +125,7 @@ def compress(
     check_free(output, overwrite)
     plan = gac.Plan.load(plan_file)
     shots = " (in two shots)" if plan.recipe.measure.shots == 2 else ""
-    statistics = f"its statistics on {plan.measured.calibration} are read, or taken again where they are gone{shots}"
+    statistics = f"its statistics ({plan.measured.calibration}) are read, or measured again if missing{shots}"
     note(f"loading {model}; {statistics}")
     reader = load_tokenizer(tokenizer or model)
     small = gac.compress(model, plan, tokenizer=reader, dtype=getattr(torch, dtype) if dtype else None)

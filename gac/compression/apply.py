@@ -90,15 +90,20 @@ def describe(config: Any, sites: Sequence[Site], weights: Sequence[WeightChoice]
     return Description(shared_names(sites), skipped_blocks(config, weights), rounded_inputs(config, weights))
 
 
+def _shape(weight: Weight) -> str:
+    return f"{weight.name} of {weight.out_features} x {weight.in_features}"
+
+
 def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
     """The sites of the model that the plan changes, in model order; the plan has to be for its weights."""
-    theirs = [(choice.weight.name, choice.weight.out_features, choice.weight.in_features) for choice in plan.weights]
-    ours = [(weight.name, weight.out_features, weight.in_features) for site in sites for weight in site.weights]
+    theirs = [_shape(choice.weight) for choice in plan.weights]
+    ours = [_shape(weight) for site in sites for weight in site.weights]
     if theirs != ours:
-        first = next((pair for pair in zip(theirs, ours, strict=False) if pair[0] != pair[1]), (len(theirs), len(ours)))
+        first = next((pair for pair in zip(theirs, ours, strict=False) if pair[0] != pair[1]), None)
+        planned, present = first or (f"{len(theirs)} weights", f"{len(ours)} weights")
         raise PlanError(
-            f"the plan is for {plan.measured.model}, where {first[0]} stands",
-            f"{first[1]}, as this model has it",
+            f"the plan is for {plan.measured.model}, which has {planned}",
+            f"{present}, as this model has",
             "Use the plan with the model it was made for, or allocate again.",
         )
     changed = {weight.name for weight in plan.weights if weight.changed}

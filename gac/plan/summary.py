@@ -189,7 +189,7 @@ def speed(plan: PlanRecord) -> str:
     ]
     proof = plan.speed.certificate
     proved = f"{proof.status}, gap {proof.gap:.3g}"
-    return f"{extra:.4f} nats more than the least loss bought it: {', '.join(times)} ({proved})"
+    return f"{extra:.4f} nats above the least loss: {', '.join(times)} ({proved})"
 
 
 def lacking(timed: WorkloadLatency, schemes: Sequence[str]) -> str:
@@ -232,11 +232,12 @@ def _latency(plan: PlanRecord, timed: WorkloadLatency) -> str:
 
 
 def rates(plan: PlanRecord, timed: WorkloadLatency) -> str:
-    """Tokens a second of whole steps in the engine, to follow a latency; empty where the rest of a step is unknown."""
+    """Tokens a second of whole steps in the engine, to follow a latency; for vLLM also that the profile lacks steps."""
+    engine = plan.recipe.deployment.engine
     if not timed.rest_ns or not timed.plan_ns or not timed.dense_ns:
-        return ""
+        return f"; GEMMs alone: the profile has no steps in {engine}" if engine == VLLM.name else ""
     plan_rate, dense_rate = map(Workload.parse(timed.workload).tokens_per_second, (timed.plan_ns, timed.dense_ns))
-    return f"; {plan_rate:,.0f} tokens/s of {dense_rate:,.0f} in {plan.recipe.deployment.engine}"
+    return f"; {plan_rate:,.0f} tokens/s of {dense_rate:,.0f} in {engine}"
 
 
 def _ms(ns: int) -> str:

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from gac.allocation.decide import decide
+from gac.allocation.dense import DenseModel
 from gac.allocation.frontier import frontier
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import Problem
 from gac.allocation.resolve import resolve
+from gac.allocation.split_latencies import timing_of
 from gac.core.errors import BudgetError, GacError, PlanError, ProfileError
 from gac.core.operations import linear
 from gac.core.workloads import Workload
@@ -116,6 +118,16 @@ def test_a_latency_out_of_reach_is_answered_with_the_least_fraction(table: Profi
         resolve(allowing(least - 1e-5), SMOLLM2, table, USED)
 
 
+@pytest.mark.parametrize("options", [{}, {"engine": "vllm"}])
+def test_an_unknown_workload_leaves_the_dense_latency_of_another_as_it_is(options: dict[str, Any]) -> None:
+    table, latencies = Profile.load("nvidia-h100-80gb-hbm3"), []
+    for workloads in (["prefill:1x1024"], ["prefill:1x1024", "decode:3@777"]):
+        recipe = Recipe.of(0.8, workloads=workloads, latency="any", **options)
+        resolved = resolve(recipe, SMOLLM2, table, USED)
+        latencies.append(DenseModel.of(resolved.sites, timing_of(table, resolved.recipe.deployment)).latency_ns)
+    assert latencies[1] == (*latencies[0], None)
+
+
 def problem(steps: dict[str, Step], **options: Any) -> Problem:
     """Two sites of 6 µs each when dense; the plugin's step takes 30 µs, the engine's own 32 µs."""
     plain_rows = rows(8, [1000, 2000, 3000, 4000, 5000, 6000])
@@ -163,6 +175,8 @@ def test_the_summary_and_the_page_say_tokens_a_second() -> None:
     rates = f"; {8e9 / timed.plan_ns:,.0f} tokens/s of 250,000 in vllm"
     assert rates in plan.summary()
     assert rates in report_page(Sources(plan))
+    alone = decide(problem({}, engine="vllm")).plan
+    assert "; GEMMs alone: the profile has no steps in vllm" in alone.summary()
 
 
 def test_the_engine_s_kernels_are_looked_up() -> None:

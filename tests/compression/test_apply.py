@@ -168,5 +168,5 @@ def test_a_plan_for_another_model_is_refused(tiny_config: LlamaConfig, make_plan
     plan = make_plan(tiny_config, {})
     other = copy.deepcopy(tiny_config)
     other.intermediate_size = 128
-    with pytest.raises(PlanError, match=r"gate_proj', 176, 64\) stands; expected .*gate_proj', 128, 64\)"):
+    with pytest.raises(PlanError, match=r"gate_proj of 176 x 64; expected .*gate_proj of 128 x 64, as"):
         changed_sites(plan, family_of(other).sites(other))

@@ -27,7 +27,7 @@ _MEMORY = (
 )
 _CAUSES = (
     (
-        "No module named 'vllm'",
+        "No module named '(vllm|torch)'",
         "vLLM in the environment of {python}",
         "Install it there with pip install vllm, or name the Python of another environment: --engine-python PATH.",
     ),
