@@ -73,13 +73,13 @@ def lines_of(result: Frontier) -> list[str]:
 
 
 def test_the_table_says_what_is_left_of_the_cache_and_what_has_no_latency() -> None:
-    lines = lines_of(frontier(asking(problem(), 1.0, workloads=["prefill:3x5"]), limit=KV_NUMBERS))
+    lines = lines_of(frontier(asking(problem(), 1.0, workloads=["prefill:3x5"]), points=9, limit=KV_NUMBERS))
     assert lines[0] == "kept params KV cache loss perplexity prefill:3x5"
     assert lines[2].split()[:3] == ["1.0000", "5,760", "1.0000"]
     assert "KV cache: of the 144 numbers a token of the dense model" in lines
     timed = [measured("linear", 100, m=8, k=HIDDEN, n=OUT)]
     asked = replace(asking(problem(), 1.0, workloads=[PREFILL]), profile=profile(timed))
-    lines = lines_of(frontier(asked, limit=KV_NUMBERS))
+    lines = lines_of(frontier(asked, points=9, limit=KV_NUMBERS))
     assert lines[-1] == "-: the profile has no latent"
 
 
@@ -99,7 +99,8 @@ def test_a_limit_of_latency_beside_the_parameters_can_be_met_at_every_point() ->
     for rank in range(1, OUT):
         ns, second = (10 if rank > 19 else 40 if rank < 4 else 200), batched_gemm(1, 8, rank, OUT)
         timed += [measured("linear", ns, m=8, k=HIDDEN, n=rank), measured(second.operator, ns, **second.axes)]
-    result = frontier(replace(asking(problem(), 1.0, workloads=[PREFILL]), profile=profile(timed)), limit=PREFILL)
+    asked = replace(asking(problem(), 1.0, workloads=[PREFILL]), profile=profile(timed))
+    result = frontier(asked, points=20, limit=PREFILL)
     assert result.points[-1].loss < result.points[0].loss
     for index, point in enumerate(result.points):
         assert point.params <= result.dense_params
