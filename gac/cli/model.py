@@ -222,8 +222,8 @@ def verify(directory: Path) -> Answer:
 @flag("--compressed-tensors", "Keep low-bit weights as they are, for readers of compressed-tensors.")
 @flag(
     "--deci",
-    "Write a DeciLM, whose layers may differ in width and heads or skip a block: vLLM serves it without GAC. For a "
-    "Llama, Mistral or Qwen2.",
+    "Write a DeciLM, whose layers may differ in width and heads or skip a block. vLLM serves it without GAC, given a "
+    "class for its config. For a Llama, Mistral or Qwen2.",
 )
 @flag("--gguf", "Write one GGUF file, which llama.cpp runs, instead of a directory.")
 @flag("--overwrite", "Replace an existing GGUF file.")

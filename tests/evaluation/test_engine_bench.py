@@ -16,6 +16,7 @@ import pytest
 from gac import plots
 from gac.core.errors import GacError, ModelError
 from gac.evaluation.engines.bench import bench_engine, parsed_options
+from gac.evaluation.engines.process import EngineError
 from gac.evaluation.engines.records import EngineBench
 from gac.evaluation.engines.workloads import EngineWorkload, default_workloads
 from tests.cli.commands import run
@@ -134,6 +135,11 @@ def test_an_environment_without_vllm_is_named(pair: Pair) -> None:
         GacError, match=r"No module named 'vllm'; expected vLLM in the environment of .*--engine-python"
     ):
         bench_engine(pair({}, {}), workloads=RUNS)
+
+
+def test_an_environment_without_torch_lacks_vllm() -> None:
+    failure = EngineError("small", "ModuleNotFoundError: No module named 'torch'", [], "/usr/bin/python3")
+    assert failure.expected == "vLLM in the environment of /usr/bin/python3"
 
 
 def test_a_python_that_is_none_is_named(pair: Pair, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from gac.evaluation.engines.workloads import EngineWorkload
 SCHEMA = 1
 
 _NAMES = {"vllm": "vLLM", "torch": "PyTorch", "cuda": "CUDA", "gac": "GAC"}
-_MS = "ms: median wall time of a prefill (all first tokens), a decode step, all requests of a throughput run"
+_MS = "ms: median wall time of a prefill (all first tokens), a decode step, a throughput run"
 _RATE = "tokens/s: read by a prefill, else written"
 _GRAPHS = "ms: GPU time of the CUDA graph of a decode step, without the engine's work between steps; medians"
 
