@@ -48,7 +48,7 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
     """
     check_frontier_recipe(points, limit, problem.recipe)
     column = limit if limit in COSTS else ns_of(limit)
-    dense, rest_ns = problem.dense.amount(column), problem.dense.rest_ns
+    dense, rest_ns = problem.dense.amount(column, problem.recipe), problem.dense.rest_ns
     fixed = {PARAMS: problem.params} if column != PARAMS and problem.may_outgrow else {}
     columns = [*fixed, column]
     sets = [pareto_optimal(rows.pick(rows.known(columns)), columns) for rows in problem.candidates(columns)]

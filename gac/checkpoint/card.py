@@ -67,7 +67,7 @@ _EXPORTED = {
     "compressed_tensors": "Its weights of few bits lie as compressed-tensors has them. No code but transformers and "
     "compressed-tensors is needed.",
     "deci": "It is a DeciLM: the sizes of its layers differ, as `block_configs` in its config says. vLLM has the "
-    "model, and\nneeds a class for this config: docs/checkpoints.md of GAC has it. transformers does not open it.",
+    "model, and needs a class for this config: docs/checkpoints.md of GAC has it. transformers does not open it.",
 }
 """What the card says of each way to export."""
 

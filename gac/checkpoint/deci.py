@@ -30,6 +30,8 @@ _COPIED = (
     *("num_key_value_heads", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps"),
     *("pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings", "rope_parameters"),
 )
+_EXPECTED = "MLPs of any width, fewer key-value heads and skipped blocks, in 16 or 32 bits, as in DeciLM"
+_REMEDY = "Plan with gac allocate MODEL --form narrow --form skip, without a scheme."
 _STEP = 256
 """Readers of ``ffn_mult`` round widths up to its multiples."""
 
@@ -111,10 +113,6 @@ def _check_weights(plan: Plan) -> None:
             raise _refused(choice)
     if plan.measured.head is not None:
         raise CheckpointError(f"embedding and head in {plan.measured.head.scheme}", _EXPECTED, _REMEDY)
-
-
-_EXPECTED = "MLPs of any width, fewer key-value heads and skipped blocks, in 16 or 32 bits, as in DeciLM"
-_REMEDY = "Plan with gac allocate MODEL --form narrow --form skip, without a scheme."
 
 
 def _refused(choice: WeightChoice) -> CheckpointError:

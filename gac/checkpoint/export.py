@@ -72,7 +72,9 @@ def export(
     options = {"merge": merge, "compressed_tensors": compressed_tensors, "deci": deci}
     ways = [name for name, value in options.items() if value]
     if len(ways) > 1:
-        raise CheckpointError(" and ".join(ways), "one of them: each writes other numbers", "Leave one out.")
+        raise CheckpointError(
+            " and ".join(ways), "one of them: each writes the weights in another way", "Leave one out."
+        )
     if deci:
         decilm = deci_model(loaded, plan)
         plain, state = decilm.empty(), decilm.state

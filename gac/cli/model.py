@@ -247,7 +247,7 @@ def export(directory: Path, output: Path, gguf: bool, overwrite: bool, **ways: A
     reject_options({"overwrite"}, "with --gguf.")
     check_free(output)
     gac.export(directory, output, **ways)
-    return _saved(output, {"merged": ways.pop("merge"), **ways})
+    return _saved(output, {"merged": ways["merge"]} | {name: ways[name] for name in ("compressed_tensors", "deci")})
 
 
 def _saved(output: Path, document: dict[str, Any], *lines: Any) -> Answer:

@@ -90,8 +90,8 @@ class Request:
         """
         gaps = []
         expected = zip(self.expected["tokens"], self.expected["rows"], strict=True)
-        for given, (tokens, rows) in zip(self.answer()["tokens"], expected, strict=True):
-            pairs = zip(given, tokens, rows, strict=True)
+        for written, (tokens, rows) in zip(self.answer()["tokens"], expected, strict=True):
+            pairs = zip(written, tokens, rows, strict=True)
             gaps.append(next((float(row[token] - row[other]) for other, token, row in pairs if other != token), 0.0))
         return gaps
 

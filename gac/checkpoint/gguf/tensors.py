@@ -171,8 +171,8 @@ def named_tensors(
 ) -> list[FileTensor]:
     """The tensors of a stock model with this config and dtype as a file has them; errors as of ``file_tensors``."""
     gguf = gguf_package()
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
-    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    graph = next(graph for graph, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
+    names = gguf.get_tensor_name_map(graph, config.num_hidden_layers)
     tensors = []
     for source in progress_bar("choosing types", "tensor", len(sources), sources):
         if config.tie_word_embeddings and source.name == "lm_head.weight":

@@ -192,9 +192,9 @@ class _Session:
             share=share,
             options=dict(self.options),
         )
-        held = opened["kv_cache_tokens"]
-        if held is not None and held < largest.cached_tokens:
-            raise worker.error(f"its KV cache holds {held:,} tokens, and {largest} needs {largest.cached_tokens:,}")
+        cached = opened["kv_cache_tokens"]
+        if cached is not None and cached < largest.cached_tokens:
+            raise worker.error(f"its KV cache holds {cached:,} tokens, and {largest} needs {largest.cached_tokens:,}")
         return opened
 
 
