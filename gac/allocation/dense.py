@@ -38,26 +38,29 @@ class DenseModel:
     steps: Mapping[str, Step]
 
     @classmethod
-    def of(
-        cls, sites: Sequence[Site], timing: Timing, steps: Mapping[str, Step] | None = None, scheme: Scheme = BF16
-    ) -> "DenseModel":
+    def of(cls, sites: Sequence[Site], timing: Timing, scheme: Scheme = BF16) -> "DenseModel":
         sets = [dense_candidate(site, timing, scheme) for site in fuse_sites(sites, optional=True)]
-        return cls(sets, timing.workloads, steps or {})
+        return cls(sets, timing.workloads, timing.steps)
+
+    @cached_property
+    def gemms_ns(self) -> tuple[int | None, ...]:
+        """Latencies of the sites' GEMMs, one a workload; None where unknown."""
+        return tuple(total(self.sets, ns_of(workload)) for workload in self.workloads)
 
     @cached_property
     def rest_ns(self) -> tuple[int, ...]:
         """The part of a served step beside the sites' GEMMs, one a workload; 0 where it is unknown."""
         rest = []
-        for workload in self.workloads:
-            gemms, step = total(self.sets, ns_of(workload)), self.steps.get(str(workload))
+        for workload, gemms in zip(self.workloads, self.gemms_ns, strict=True):
+            step = self.steps.get(str(workload))
             rest.append(0 if gemms is None or step is None else max(0, step.served_ns - gemms))
         return tuple(rest)
 
     @cached_property
     def latency_ns(self) -> tuple[int | None, ...]:
         """Latencies, one a workload: of a whole step in the engine, else of the sites' GEMMs; None where unknown."""
-        known = [(self.steps.get(str(workload)), total(self.sets, ns_of(workload))) for workload in self.workloads]
-        return tuple(gemms if step is None else step.dense_ns for step, gemms in known)
+        steps = [self.steps.get(str(workload)) for workload in self.workloads]
+        return tuple(gemms if step is None else step.dense_ns for step, gemms in zip(steps, self.gemms_ns, strict=True))
 
     def rest_of(self, column: str) -> int:
         """Return the part of a cost that no site has: of a latency ``rest_ns``, of all else 0."""
@@ -81,8 +84,13 @@ class DenseModel:
         return amount
 
     def allowed(self, recipe: Recipe) -> dict[str, int]:
-        """Return the limit of each limited cost over all sites: less the rest of a step, which every choice takes."""
-        return {
+        """Return the limit of each limited cost over all sites: less the rest of a step, which every choice takes.
+
+        A limit of 1 always allows the dense model itself, where the plugin serves it more slowly than the engine.
+        """
+        limits = {
             column: floored(share, self.amount(column, recipe)) - self.rest_of(column)
             for column, share in recipe.fractions.items()
         }
+        whole = {column: total(self.sets, column) or 0 for column, share in recipe.fractions.items() if share == 1}
+        return {column: max(limit, whole.get(column, limit)) for column, limit in limits.items()}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 
 def check_reachable(
-    sites: Sequence[Site], recipe: Recipe, profile: Profile, steps: Mapping[str, Step] | None = None
+    sites: Sequence[Site], recipe: Recipe, profile: Profile, steps: Mapping[str, Step] = MappingProxyType({})
 ) -> None:
     """Refuse a recipe that no choice can meet: limits below the smallest candidates of all sites together.
 
@@ -77,9 +78,9 @@ def _without_loss(
     return [sets[key] for key in alike]
 
 
-def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile, steps: Mapping[str, Step] | None) -> None:
-    timing = timing_of(profile, recipe.deployment)
-    dense = DenseModel.of(sites, timing, steps)
+def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile, steps: Mapping[str, Step]) -> None:
+    timing = timing_of(profile, recipe.deployment, steps)
+    dense = DenseModel.of(sites, timing)
     columns = [column for column in recipe.fractions if column not in COSTS]
     allowed = dense.allowed(recipe)
     limits = [allowed[column] for column in columns]

@@ -1,6 +1,6 @@
 """Latencies of forms at each dim, looked up in a latency table: GEMMs, and attention of models that decode."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from gac.core.workloads import Workload
 from gac.forms import Form, form_named
 from gac.forms.tensor_parallel import split_fused
 from gac.models.sites import Site, Weight
-from gac.plan.engines import TRANSFORMERS, Engine
+from gac.plan.engines import TRANSFORMERS, Engine, Step
 from gac.plan.plan import WeightChoice
 from gac.profiling.cliffs import operator_period, sound_dims
 from gac.profiling.table import Profile
@@ -40,13 +40,15 @@ Latencies = tuple[Ints, Ints]
 class Timing:
     """Source of latencies: a profile (None: all are unknown), and the workloads.
 
-    ``gpus``: over how many every weight is split, see ``gac.allocation.split_latencies`` for several.
+    ``gpus``: over how many every weight is split, see ``gac.allocation.split_latencies`` for several. ``steps``: whole
+    steps of the dense model in the engine, by workload, where they are known; their scale is that of every GEMM.
     """
 
     profile: Profile | None
     workloads: tuple[Workload, ...]
     gpus: int = 1
     engine: Engine = TRANSFORMERS
+    steps: Mapping[str, Step] = field(default_factory=dict)
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, key: Hashable, weight: Weight, look_up: Callable[[], T]) -> T:
@@ -160,6 +162,9 @@ class Timing:
                 latency[:, column], source[:, column] = look_up(self.profile, operation, _OUT, size, scheme.dtype)
             if from_norm:
                 latency[:, column] = self._without_quantising(latency[:, column], operation, scheme)
+            if (step := self.steps.get(str(workload))) is not None:
+                scaled = (latency[:, column] * step.scale.numerator) // step.scale.denominator
+                latency[:, column] = np.where(latency[:, column] == UNKNOWN, UNKNOWN, scaled)
         return latency, source
 
     def _without_quantising(self, latency: Ints, operation: Operation, scheme: Scheme) -> Ints:

@@ -81,11 +81,11 @@ class Problem:
 
     @cached_property
     def timing(self) -> Timing:
-        return timing_of(self.profile, self.recipe.deployment)
+        return timing_of(self.profile, self.recipe.deployment, self.steps)
 
     @cached_property
     def dense(self) -> DenseModel:
-        return DenseModel.of(self.sites, self.timing, self.steps)
+        return DenseModel.of(self.sites, self.timing)
 
     @property
     def allowed(self) -> dict[str, int]:

@@ -3,19 +3,22 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from gac.allocation.decide import speed_defaults
+from gac.allocation.dense import DenseModel
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import DTYPE
 from gac.allocation.rules import RULES
+from gac.allocation.split_latencies import timing_of
 from gac.core.errors import GacError, ModelError, PlanError
 from gac.forms import DEFAULT_FORMS, FORMS, form_named
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
 from gac.models.families import family_of
 from gac.models.sites import Site
-from gac.plan.engines import ENGINES, TRANSFORMERS, VLLM, Engine, Step, steps_of
+from gac.plan.engines import ENGINES, TRANSFORMERS, VLLM, Engine, Step, steps_of, with_half_mlps
 from gac.plan.evidence import ProfileUsed
 from gac.plan.recipe import Deployment, Recipe, Refit, ResolvedRecipe
 from gac.profiling.table import Profile
@@ -87,12 +90,27 @@ def engine_of(recipe: Recipe, config: Any, profile: Profile, method: "Method") -
 def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, Step]:
     if run.engine == TRANSFORMERS.name or run.tensor_parallel > 1:
         return {}
-    steps = {}
-    for workload in run.parsed:
-        times = [profile.point(operation, DTYPE) for operation in steps_of(config, workload)]
-        if times and None not in times:
-            steps[str(workload)] = Step(*(int(ns or 0) for ns in times))
-    return steps
+    times = {
+        str(workload): [int(profile.point(operation, DTYPE) or 0) for operation in steps_of(config, workload)]
+        for workload in run.parsed
+    }
+    if not (known := {name: steps for name, steps in times.items() if steps and 0 not in steps}):
+        return {}
+    timing = timing_of(profile, replace(run, workloads=tuple(known)))
+    full, half = (
+        DenseModel.of(family_of(each).sites(each), timing).gemms_ns for each in (config, with_half_mlps(config))
+    )
+    return {
+        name: Step(dense_ns, served_ns, _scale(served_ns - halved_ns, gemms, fewer))
+        for (name, (dense_ns, served_ns, halved_ns)), gemms, fewer in zip(known.items(), full, half, strict=True)
+    }
+
+
+def _scale(saved_ns: int, gemms_ns: int | None, fewer_ns: int | None) -> Fraction:
+    """Return the time that a step saves for each ns that its GEMMs save; 1 where that is unknown."""
+    if gemms_ns is None or fewer_ns is None or fewer_ns >= gemms_ns:
+        return Fraction(1)
+    return max(Fraction(0), Fraction(saved_ns, gemms_ns - fewer_ns).limit_denominator(1024))
 
 
 def _with_method_forms(recipe: Recipe, method: "Method") -> Recipe:

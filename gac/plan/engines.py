@@ -1,7 +1,9 @@
 """Engines that serve models: what each runs at full speed, and the kernels that it has."""
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
@@ -51,23 +53,47 @@ ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine
 
 @dataclass(frozen=True)
 class Step:
-    """Times of a whole step of a dense model, ns: in the engine's own class, and served by GAC's plugin."""
+    """A whole step of a dense model.
+
+    Attributes:
+        dense_ns: in the engine's own class.
+        served_ns: by GAC's plugin.
+        scale: time that a GEMM takes within a step, over that alone. Clocks sink under load, activations shrink along
+            with MLPs, and little is gained where a step waits for its launches.
+    """
 
     dense_ns: int
     served_ns: int
+    scale: Fraction = Fraction(1)
 
 
 def steps_of(config: Any, workload: Workload) -> tuple[Operation, ...]:
-    """Return the whole steps of a dense model, one of each of ``STEPS``: the operations that a table has of an engine.
+    """Return the whole steps of a dense model: the operations that a table has of an engine.
 
     Args:
         config: a transformers config of a text model, or its shapes.
 
     Returns:
-        Two operations; none where the config does not name its sizes as Llama's does.
+        Three operations: one of each of ``STEPS``, and ``served_step`` with MLPs of half the width. None where the
+        config does not name its sizes as Llama's does.
     """
     if getattr(config, "intermediate_size", None) is None:
         return ()
+    halved = _step(STEPS[1], with_half_mlps(config), workload)
+    return *(_step(name, config, workload) for name in STEPS), halved
+
+
+def with_half_mlps(config: Any) -> Any:
+    """Return a copy of a config, or of shapes, with MLPs of half the width."""
+    neurons = config.intermediate_size // 2
+    if is_dataclass(config) and not isinstance(config, type):
+        return replace(config, intermediate_size=neurons)
+    halved = copy.copy(config)
+    halved.intermediate_size = neurons
+    return halved
+
+
+def _step(name: str, config: Any, workload: Workload) -> Operation:
     heads = heads_of(config)
     axes = {
         "layers": config.num_hidden_layers,
@@ -81,4 +107,4 @@ def steps_of(config: Any, workload: Workload) -> tuple[Operation, ...]:
         "s": workload.rows // workload.batch,
         "t": workload.tokens,
     }
-    return tuple(Operation(name, tuple(axes.items())) for name in STEPS)
+    return Operation(name, tuple(axes.items()))

@@ -1,6 +1,7 @@
 """Plans for an engine: its kernels, its whole steps, and what it refuses."""
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from gac.allocation.dense import DenseModel
 from gac.allocation.frontier import frontier
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import Problem
-from gac.allocation.resolve import resolve
+from gac.allocation.resolve import engine_steps, resolve
 from gac.allocation.split_latencies import timing_of
 from gac.core.errors import BudgetError, GacError, PlanError, ProfileError
 from gac.core.operations import linear
@@ -42,15 +43,20 @@ def by_bytes(point: Point) -> float:
     return 1000.0 + axes["k"] * axes.get("n", 1) / 100
 
 
-@pytest.fixture(scope="module")
-def table() -> Profile:
-    """SmolLM2's shapes for one workload as vLLM runs them, and its steps there."""
+def table_of(scale: float) -> Profile:
+    """SmolLM2's shapes for one workload as vLLM runs them, and steps in which GEMMs take ``scale`` times as long."""
     workload = Workload.parse(DECODE)
     points = (*model_points(SMOLLM2, [workload]), *fused_points(SMOLLM2, [workload]))
     served = dict.fromkeys(replace(point, operation=VLLM.operation(point.operation)) for point in points)
-    steps = zip(steps_of(SMOLLM2, workload), (1_200_000.0, 1_000_000.0), strict=True)
+    halved = 30 * 576 * (1536 + 768) / 100  # ns that GEMMs of half the MLPs save
+    steps = zip(steps_of(SMOLLM2, workload), (1_200_000.0, 1_000_000.0, 1_000_000.0 - scale * halved), strict=True)
     timed = {point: by_bytes(point) for point in served} | {Point(step): ns for step, ns in steps}
     return make_profile(Measurement.of(point, ns, 0.0, 10, 1980, True) for point, ns in timed.items())
+
+
+@pytest.fixture(scope="module")
+def table() -> Profile:
+    return table_of(1.25)
 
 
 def test_few_rows_run_in_the_engine_s_kernels() -> None:
@@ -66,7 +72,7 @@ def test_a_table_with_steps_of_the_model_is_planned_with_for_vllm(fuse: bool | N
     )
     assert resolved.recipe.deployment.engine == "vllm"
     assert resolved.recipe.deployment.fuse is True
-    assert resolved.steps == {DECODE: Step(1_200_000, 1_000_000)}
+    assert resolved.steps == {DECODE: Step(1_200_000, 1_000_000, Fraction(5, 4))}
 
 
 @pytest.mark.parametrize(
@@ -191,3 +197,23 @@ def test_the_engine_s_kernels_are_looked_up() -> None:
     for engine, ns in (("transformers", 5000), ("vllm", 3000)):
         timing = Timing(plain, (Workload.parse(DECODE),), engine=ENGINES[engine])
         assert timing.of_weight(DENSE, weight, np.array([full]))[0].tolist() == [[ns]]
+
+
+def test_gemms_take_the_scale_of_a_step() -> None:
+    scaled = problem({PREFILL: Step(dense_ns=32_000, served_ns=30_000, scale=Fraction(3, 2))})
+    assert scaled.dense.gemms_ns == (18_000,)
+    assert scaled.dense.rest_ns == (12_000,)
+    alone = decide(problem({})).plan.workloads[0].plan_ns or 0
+    assert decide(scaled).plan.workloads[0].plan_ns == alone * 3 // 2 + 12_000
+
+
+def test_a_limit_of_1_allows_the_dense_model_in_the_plugin() -> None:
+    slower = {PREFILL: Step(dense_ns=29_000, served_ns=30_000)}
+    assert problem(slower, latency={PREFILL: 1.0}).allowed[f"ns:{PREFILL}"] == 12_000
+    assert problem(slower, latency={PREFILL: 0.9}).allowed[f"ns:{PREFILL}"] == 26_100 - 18_000
+
+
+@pytest.mark.parametrize("saved", [0.0, -1.0])
+def test_gemms_of_a_step_that_gains_nothing_count_nothing(saved: float) -> None:
+    run = Recipe.of(workloads=DECODE, engine="vllm").deployment
+    assert engine_steps(SMOLLM2, run, table_of(saved)) == {DECODE: Step(1_200_000, 1_000_000, Fraction(0))}

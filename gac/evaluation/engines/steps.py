@@ -18,14 +18,15 @@ from gac.core.progress import progress_bar
 from gac.core.workloads import Workload
 from gac.evaluation.engines.process import Worker, worker_command
 from gac.models.shapes import Shapes
-from gac.plan.engines import steps_of
+from gac.plan.engines import steps_of, with_half_mlps
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.journal import Journal
 from gac.profiling.timing.device import fingerprint
 from gac.runtime.contract import COMPRESSED, SCHEMA
 
 _AutoConfig: Any = transformers.AutoConfig
-_TURNS, _MEMORY, _ANSWER = 2, 0.75, 66
+_MEMORY, _ANSWER = 0.75, 66
+_TURNS = {"prefill": 7, "decode": 2}  # a prefill is wall time
 _POSITIONS = 131_072
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 logger = logging.getLogger("gac")
@@ -40,10 +41,10 @@ def profile_steps(
 ) -> None:
     """Time dense models with random weights in vLLM, and add their steps to a latency table of this GPU.
 
-    Each is timed by the engine's own class, and by GAC's plugin with nothing changed. A decode step is the time of its
-    CUDA graph, without compilation; a prefill is the time until all first tokens are there. Steps that the table has
-    are not timed again. A GacError says if a config does not name its sizes as Llama's does, vLLM is not installed or
-    cannot open a model, or the file is of another machine.
+    Each is timed by the engine's own class, by GAC's plugin with nothing changed, and there with MLPs of half the
+    width. A decode step is the time of its CUDA graph, without compilation; a prefill is the time until all first
+    tokens are there. Steps that the table has are not timed again. A GacError says if a config does not name its sizes
+    as Llama's does, vLLM is not installed or cannot open a model, or the file is of another machine.
 
     Args:
         models: shapes or transformers configs of text models, by name.
@@ -51,29 +52,37 @@ def profile_steps(
         python: of an environment with vLLM and GAC; None: the one that runs this.
     """
     runs = [
-        (name, served, _points(name, config, workloads, dtype, served))
-        for name, config in models.items()
-        for served in (False, True)
+        (name, config, served, points)
+        for name, dense in models.items()
+        for (config, served), points in zip(
+            ((dense, False), (dense, True), (with_half_mlps(dense), True)),
+            _points(name, dense, workloads, dtype),
+            strict=True,
+        )
     ]
     with (
         Journal(path, fingerprint()) as journal,
         progress_bar("steps in vLLM", "step", sum(len(points) for *_, points in runs)) as bar,
     ):
-        for name, served, points in runs:
+        for name, config, served, points in runs:
             todo = {workload: point for workload, point in points.items() if journal.find(point) is None}
             bar.update(len(points) - len(todo))
-            for point, times in _timed(name, config_of(models[name], served), todo, dtype, python) if todo else ():
+            for point, times in _timed(name, config_of(config, served), todo, dtype, python) if todo else ():
                 low, _, high = quantiles(times, n=4, method="inclusive")
                 journal.add(Measurement.of(point, 1e6 * median(times), 1e6 * (high - low), len(times), None, True))
                 bar.update()
 
 
-def _points(name: str, config: Any, workloads: Sequence[Workload], dtype: str, served: bool) -> dict[Workload, Point]:
-    steps = {workload: steps_of(config, workload) for workload in workloads}
-    if () in steps.values():
+def _points(name: str, config: Any, workloads: Sequence[Workload], dtype: str) -> list[dict[Workload, Point]]:
+    """Return the points of a model's runs, one of each of the operations of ``steps_of``."""
+    steps = [steps_of(config, workload) for workload in workloads]
+    if () in steps:
         expected = "a config with hidden_size, intermediate_size and num_attention_heads"
         raise ModelError(f"steps of {name} in an engine", expected, "Leave --engine out for this model.")
-    return {workload: Point(operations[served], dtype) for workload, operations in steps.items()}
+    return [
+        {workload: Point(operation, dtype) for workload, operation in zip(workloads, operations, strict=True)}
+        for operations in zip(*steps, strict=True)
+    ]
 
 
 def _timed(
@@ -96,7 +105,8 @@ def _timed(
             options=options | {"max_num_batched_tokens": max(2048, *(workload.rows for workload in todo))},
         )
         for workload, point in todo.items():
-            answers = [worker.call("measure", workload=str(workload)) for _ in range(_TURNS + 1)][1:]
+            turns = 1 + _TURNS[workload.phase]
+            answers = [worker.call("measure", workload=str(workload), graph_alone=True) for _ in range(turns)][1:]
             yield point, [answer["graph_ms"] or answer["ms"] for answer in answers]
 
 

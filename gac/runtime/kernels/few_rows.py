@@ -20,6 +20,8 @@ _ALIGNED = 8
 """Numbers of 16 bits that one load takes."""
 _WAVE = 264
 """Programs that run at the same time: two on each of 132 SMs."""
+_LONG = 2048
+"""Columns from which several programs share a row of the weight."""
 _TILE = Tile(16, 64, 128, 4, 4)
 
 
@@ -78,12 +80,12 @@ def tile_of(rows: int, n: int, columns: int) -> Tile | None:
     if rows <= _TILE.rows:
         return _TILE
     tall = replace(_TILE, rows=32 if rows <= 32 else FEW_ROWS, programs_per_sm=1)
-    return tall if columns >= 8192 or 16 * tiles <= _WAVE else None
+    return tall if columns >= 8192 or (columns >= _LONG and 16 * tiles <= _WAVE) else None
 
 
 def _one_row(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, gated: bool = False) -> None:
     n, columns = weight.shape
-    rows, numbers = (2, 1024) if columns >= 2048 else (4, 512)
+    rows, numbers = (2, 1024) if columns >= _LONG else (4, 512)
     with launching_on(x):
         one_row_kernel[(ceil_div(n, rows),)](
             x, weight, bias, out, n, columns,
@@ -95,7 +97,7 @@ def _one_row(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, gated:
 def _some_rows(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, tile: Tile) -> None:
     n, columns = weight.shape
     sharing = SplitK(1, x, x)
-    if columns >= 2048:
+    if columns >= _LONG:
         sharing = SplitK.of(tile, tile.rows, n, columns, x, torch.float32, _counters(x))
     with launching_on(x):
         some_rows_kernel[(ceil_div(n, tile.outputs), sharing.split)](

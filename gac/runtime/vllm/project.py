@@ -3,7 +3,10 @@
 Siblings of which some are low-rank pairs take one GEMM of all that reads the input, and one a pair.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,7 +110,19 @@ def _gated_shape(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0] // 2)
 
 
-direct_register_custom_op("gac_project", _project, fake_impl=_shape)
-direct_register_custom_op("gac_linear", _linear, fake_impl=_linear_shape)
-direct_register_custom_op("gac_gated_linear", _gated, fake_impl=_gated_shape)
-project, linear, gated_linear = torch.ops.vllm.gac_project, torch.ops.vllm.gac_linear, torch.ops.vllm.gac_gated_linear
+def _operator(name: str, function: Callable[..., Tensor], shape: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Register an operator for compiled graphs. Elsewhere the function itself runs: the dispatcher is slow."""
+    direct_register_custom_op(name, function, fake_impl=shape)
+    registered = getattr(torch.ops.vllm, name)
+
+    @wraps(function)
+    def run(*inputs: Any) -> Tensor:
+        result: Tensor = (registered if torch.compiler.is_compiling() else function)(*inputs)
+        return result
+
+    return run
+
+
+project = _operator("gac_project", _project, _shape)
+linear = _operator("gac_linear", _linear, _linear_shape)
+gated_linear = _operator("gac_gated_linear", _gated, _gated_shape)
