@@ -15,11 +15,17 @@ import pytest
 
 from gac import plots
 from gac.core.errors import GacError, ModelError
+from gac.core.workloads import Workload
+from gac.evaluation.engines import steps
 from gac.evaluation.engines.bench import bench_engine, parsed_options
 from gac.evaluation.engines.process import EngineError
 from gac.evaluation.engines.records import EngineBench
 from gac.evaluation.engines.workloads import EngineWorkload, default_workloads
+from gac.models.shapes import SHAPES
+from gac.plan.engines import steps_of
+from gac.profiling.table import Profile
 from tests.cli.commands import run
+from tests.headers import make_header
 from tests.models.small import small_config
 
 RUNS = ("decode:2@8", "throughput:4x16")
@@ -49,6 +55,18 @@ def pair(tmp_path: Path) -> Pair:
         return [str(tmp_path / name) for name in ("dense", "small")]
 
     return make
+
+
+def test_steps_of_dense_models_join_a_table(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "fingerprint", make_header)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    shapes, workload = SHAPES["smollm2"], Workload.parse("decode:1@64")
+    path = tmp_path / "table.jsonl"
+    steps.profile_steps({"smollm2": shapes}, [workload], path, python=python)
+    table = Profile.load(path)
+    assert [table.point(step, "bf16") for step in steps_of(shapes, workload)] == [1_536e6, 768e6, 384e6]
+    assert [call for _, call, *_ in calls(tmp_path)] == 3 * ["open", "measure", "measure", "measure"]
+    steps.profile_steps({"smollm2": shapes}, [workload], path, python="not needed")
 
 
 def calls(folder: Path) -> list[tuple[str, str, dict[str, Any], int]]:
