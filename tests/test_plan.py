@@ -18,6 +18,9 @@ from tests.compression.compressed import MakePlan
 
 CHANGES = {"model.layers.0.self_attn.q_proj": ("low_rank", 24), "model.layers.0.self_attn.o_proj": ("low_rank", 9)}
 
+NUMBERS = ("window_tokens", "held", "tokens", "learning_rate", "seed", "before", "after", "blocks")
+UNTRAINED = {"texts": ["a"], "windows": 0} | dict.fromkeys(NUMBERS, 1)
+
 
 @pytest.fixture
 def plan(tiny_config: LlamaConfig, make_plan: MakePlan) -> Plan:
@@ -72,6 +75,7 @@ def test_the_summary_names_budget_forms_alignment_and_proof(plan: Plan) -> None:
         (64, None, ""),
         (1, 0.25, " (from 1 x 1024 tokens alone, so it may be far too low)"),
         (3, None, " (from 3 x 1024 tokens alone, so it may be far too low)"),
+        (4, 0.15, ", give or take 15 %"),
     ],
 )
 def test_what_is_said_of_the_error_depends_on_the_text(plan: Plan, windows: int, error: float, words: str) -> None:
@@ -98,6 +102,7 @@ def test_what_is_said_of_the_error_depends_on_the_text(plan: Plan, windows: int,
         (lambda d: alternative(d).update(dims=[-16], params=-2048), "low_rank dim -16; expected a dim from 1 to 64"),
         (lambda d: alternative(d).update(forms=[]), "has 0 forms, 1 schemes, 1 dims and 0 latencies"),
         (lambda d: d["certificate"].update(multipliers=[]), "plan has certificate"),
+        (lambda d: d["healed"].append(UNTRAINED), "plan has healed"),
     ],
 )
 def test_an_edited_plan_is_refused(weighed: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:

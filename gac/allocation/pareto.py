@@ -61,11 +61,9 @@ def _front(points: Points) -> Ints:
 
 
 def _covered(by: Points, points: Points) -> Mask:
-    """The points that are no smaller in any row than some point of ``by``."""
+    """The points that are no smaller in any row than some point of ``by``; both have two rows at least."""
     if by.shape[1] == 0 or points.shape[1] == 0:
         return np.zeros(points.shape[1], dtype=np.bool_)
-    if len(by) == 1:
-        return np.asarray(points[0] >= by[0].min())
     if len(by) == 2:
         return _covered_in_plane(by, points)
     if by.shape[1] * points.shape[1] <= _PAIRWISE:

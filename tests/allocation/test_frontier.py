@@ -101,6 +101,8 @@ def test_a_point_makes_the_plan_of_its_limit(limit: str) -> None:
     of = asking(TWO, asked) if limit == "params" else asking(TWO, 1.0, latency={limit: asked})
     decided = bare(decide(of).plan)
     assert plan == replace(decided, certificate=plan.certificate)
+    assert result.plan(1 - len(result.points)) == plan
+    assert result.plan(-len(result.points)).recipe.limits != plan.recipe.limits
     assert (plan.certificate.status, plan.certificate.value) == ("optimal", decided.certificate.value)
 
 

@@ -97,6 +97,14 @@ def test_what_each_gpu_has_is_equal_and_whole(form, weight, dim, scheme, gpus, e
     assert divides(named, weight, dim, scheme, gpus) == even
 
 
+@pytest.mark.parametrize(
+    ("form", "weight", "expected"),
+    [("low_rank", Q, [96, 48, 24]), ("low_rank", O, [96, 96, 96]), ("narrow", DOWN, [96, 48, 24])],
+)
+def test_alignment_counts_the_part_on_each_gpu(form, weight, expected) -> None:
+    assert [WeightChoice(weight, form, 96).length_on(gpus) for gpus in (1, 2, 4)] == expected
+
+
 LAYERS: tuple[dict[str, int], ...] = (
     {"low_rank": 16},
     {"latent:1": 16, "narrow": 128},

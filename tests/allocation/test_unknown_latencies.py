@@ -54,6 +54,7 @@ def test_a_table_without_the_schemes_latencies_gives_a_plan(
     assert of.recipe.slack
     plan = attach_single_gpu_comparison(of, decide(of)).plan
     assert plan.speed is None
+    assert "speed        not looked at" in plan.summary()
     assert plan.certificate.status == "optimal"
     assert {each.scheme for each in plan.weights} <= set(schemes)
     assert (plan.one_gpu is None) == (gpus == 1)
