@@ -152,8 +152,10 @@ def test_a_python_that_is_none_is_named(pair: Pair, tmp_path: Path) -> None:
 def test_processes_end_with_gac(sent: signal.Signals, pair: Pair, python: Path, tmp_path: Path) -> None:
     small = pair({}, {"sleeps": "measure"})[1]
     words = ["bench", small, "--engine", "vllm", "--engine-python", str(python), "--workload", "decode:2@8"]
+    # Shells ignore SIGINT in what they run in the background.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import gac.__main__"
     with subprocess.Popen(
-        [sys.executable, "-m", "gac", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+        [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
     ) as process:
         wait_for(lambda: (tmp_path / "calls.jsonl").exists() and len(calls(tmp_path)) == 2)
         process.send_signal(sent)
