@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from gac import plots
-from gac.core.errors import GacError, ModelError
+from gac.core.errors import CheckpointError, GacError, ModelError
 from gac.evaluation.engines.bench import bench_engine, parsed_options
 from gac.evaluation.engines.process import EngineError
 from gac.evaluation.engines.records import EngineBench
 from gac.evaluation.engines.workloads import EngineWorkload, default_workloads
+from gac.plan.plan import Plan
 from tests.cli.commands import run
 from tests.models.small import small_config
+from tests.serving.engine import shorter_values
 
 RUNS = ("decode:2@8", "throughput:4x16")
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -189,6 +191,12 @@ def test_models_that_cannot_be_timed_are_refused(pair: Pair, tmp_path: Path) -> 
         bench_engine([names[0], names[0]])
     with pytest.raises(GacError, match="workloads decode:1@4, decode:1@4; expected each once"):
         bench_engine(names, workloads=["decode:1@4"] * 2)
+
+
+def test_a_plan_that_the_engine_does_not_run_is_refused(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    shorter_values(make_plan).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.v_proj has form head_dim, which vLLM does not"):
+        bench_engine([str(tmp_path)], python=tmp_path / "none")
 
 
 def test_options_of_the_engine_are_json_or_words() -> None:
