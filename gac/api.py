@@ -271,11 +271,12 @@ def compress(
         raise ModelError(f"dtype={dtype}", "torch.bfloat16 or torch.float32", "Name one of them, or leave it out.")
     plan = replace(Plan.opened(plan), healed=())
     recipe, ranks = plan.recipe, this_run()
+    config = config_of(model)
+    sites = planned_sites(plan, family_of(config).sites(config))
+    changed = changed_sites(plan, sites)
     loaded = load_dense_model(model, tokenizer)
     if dtype is None and loaded.name in PACKAGED:
         dtype = SAVED_IN
-    sites = planned_sites(plan, family_of(loaded.model.config).sites(loaded.model.config))
-    changed = changed_sites(plan, sites)
     check_in_memory(loaded.model)
     check_plain(loaded.model, [weight.name for site in sites for weight in site.weights])
     digest = planned_digest(plan, loaded, sites)

@@ -117,10 +117,10 @@ def _nothing_allowed(site: Site, space: Space) -> PlanError:
 
 
 def _fastest_first(rows: CandidateSet, site: Site, timing: Timing) -> CandidateSet:
-    """Stably sorted by the sum over the workloads of the latency over the dense site's, unknown ones last."""
+    """Stably sorted by the sum over known workloads of the latency over the dense site's, most known ones first."""
     dense = dense_candidate(site, timing).latency
-    known = ((rows.latency != UNKNOWN) & (dense != UNKNOWN)).all(axis=1)
-    return rows.pick(np.argsort(np.where(known, (rows.latency / np.abs(dense)).sum(axis=1), np.inf), kind="stable"))
+    known = (rows.latency != UNKNOWN) & (dense != UNKNOWN)
+    return rows.pick(np.lexsort(((known * rows.latency / np.abs(dense)).sum(axis=1), -known.sum(axis=1))))
 
 
 def _with_dense(rows: CandidateSet, dense: CandidateSet) -> CandidateSet:

@@ -19,7 +19,7 @@ from gac.forms import DENSE, FORMS, form_named, variants_of
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.sites import Site
 from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, floored
-from gac.plan.engines import Step
+from gac.plan.engines import ENGINES, TRANSFORMERS, Step
 from gac.plan.recipe import Recipe, Space
 from gac.profiling.table import Profile
 from gac.schemes import DEFAULT_SCHEME, scheme_named
@@ -117,15 +117,11 @@ def _check_cache(sites: Sequence[Site], recipe: Recipe, dense: int) -> None:
     smallest = _smallest_cache(sites, forms, recipe)
     if smallest <= floored(fraction, dense):
         return
-    others = {form.name: _smallest_cache(sites, (*forms, form.name), recipe) for form in FORMS}
-    name = min((name for name in others if name not in forms), key=lambda other: others[other], default="")
-    remedy = "Allow more."
-    if name and others[name] < smallest:
-        remedy = f"Allow more, or add the form {name}, which reaches {others[name] / dense:.4f}."
+    others = _cache_forms(sites, recipe, smallest)
     raise BudgetError(
         f"a KV-cache limit of {fraction:g}",
         f"at least {smallest / dense:.4f}, the smallest that forms {_forms(recipe)} can reach",
-        remedy,
+        f"Allow more, or add a form: {others}." if others else "Allow more.",
     )
 
 
@@ -133,12 +129,23 @@ def check_shrinks_cache(sites: Sequence[Site], recipe: Recipe) -> None:
     """Refuse a frontier over the KV cache with forms that leave it as it is."""
     dense = _smallest_cache(sites, (), recipe)
     if _smallest_cache(sites, recipe.space.forms, recipe) == dense:
-        others = [form.name for form in FORMS if _smallest_cache(sites, (form.name,), recipe) < dense]
+        others = _cache_forms(sites, recipe, dense)
         raise BudgetError(
             f"a frontier over {KV_NUMBERS} with forms {_forms(recipe)}",
-            f"a form that makes the KV cache smaller ({', '.join(others) or 'none does'})",
+            f"a form that makes the KV cache smaller: {others or 'none does'}",
             "Add one of these, or limit parameters." if others else "Limit parameters.",
         )
+
+
+def _cache_forms(sites: Sequence[Site], recipe: Recipe, smallest: int) -> str:
+    """List forms that lead to a cache below ``smallest``: first what the engine runs, and of these skip last."""
+    forms, dense = recipe.space.forms, _smallest_cache(sites, (), recipe)
+    engine = ENGINES.get(str(recipe.deployment.engine), TRANSFORMERS)
+    reached = {form: _smallest_cache(sites, (*forms, form.name), recipe) for form in FORMS}
+    elsewhere = {form: f"engine {TRANSFORMERS.name}, " * bool(engine.unserved([form.name], ())) for form in FORMS}
+    order = sorted(reached, key=lambda form: (elsewhere[form], not form.min_dim, reached[form]))
+    smaller = [form for form in order if reached[form] < smallest]
+    return ", ".join(f"{form.name} ({elsewhere[form]}reaches {reached[form] / dense:.4f})" for form in smaller)
 
 
 def _smallest_cache(sites: Sequence[Site], forms: Sequence[str], recipe: Recipe) -> int:

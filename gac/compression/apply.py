@@ -48,7 +48,8 @@ def where_they_run(sites: Sequence[Site], weights: Sequence[WeightChoice]) -> tu
     by_name = {choice.name: choice for choice in weights}
 
     def alike(site: Site) -> bool:
-        chosen = [by_name[site.weights[index].name] for index in site.fused]
+        names = [site.weights[index].name for index in site.fused]
+        chosen = [by_name[name] for name in names if name in by_name]  # ``changed_sites`` refuses others
         return all(map(runs, chosen)) and len({choice.scheme for choice in chosen}) == 1
 
     return tuple(site.with_fusion(False) if site.fused and not alike(site) else site for site in sites)

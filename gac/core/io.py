@@ -134,6 +134,16 @@ def complete_file(path: Path, what: str, error: type[GacError] = GacError) -> It
         raise error(problem, "a writable path", "Choose another path.") from failure
 
 
+_KINDS = {
+    "points": ("a frontier", "Save a plan of it: gac.Frontier.load(path).plan(index).save(file), or use gac allocate."),
+    "press": ("a plan of tokens kept", "Evict with gac.press; gac allocate makes plans of weights."),
+    "turns": ("a bench of an engine", "Draw it with gac plot speeds; gac allocate makes plans of weights."),
+    "results": ("a bench", "Name another file; gac allocate makes plans of weights."),
+    "prediction": ("a plan of weights", "Apply it with gac compress; gac tokens makes plans of tokens kept."),
+}
+"""Documents that users confuse, by a field that others lack; the remedy."""
+
+
 class Record:
     """A frozen dataclass that is stored as a JSON file; errors call it by the name of its class.
 
@@ -143,8 +153,6 @@ class Record:
     __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
     _error: ClassVar[type[GacError]] = GacError
     _indent: ClassVar[int | None] = 1
-    _taken_for: ClassVar[tuple[str, str, str] | None] = None
-    """A field that only another kind of record has, which users confuse with this one; its name, and the remedy."""
 
     @checked
     def save(self, path: str | Path) -> None:
@@ -187,8 +195,8 @@ class Record:
             return from_json(cls, text, f"{what} {source}", cls._error)
         except GacError:
             with suppress(ValueError):
-                document = parse_strictly(text)
-                if cls._taken_for and isinstance(document, dict) and cls._taken_for[0] in document:
-                    _, kind, remedy = cls._taken_for
-                    raise cls._error(f"{source}, which is {kind}", expected, remedy) from None
+                document: Any = parse_strictly(text)
+                for field, (kind, remedy) in _KINDS.items() if isinstance(document, dict) else ():
+                    if field in document and field not in cls.__dataclass_fields__:  # type: ignore[attr-defined]
+                        raise cls._error(f"{source}, which is {kind}", expected, remedy) from None
             raise

@@ -168,7 +168,6 @@ class PlanRecord(Record):
     one_gpu: SingleGpuComparison | None = None
     healed: tuple[Healed, ...] = ()
     _error = PlanError
-    _taken_for = "press", "a plan of tokens kept", "Evict with gac.press; gac allocate makes plans of weights."
 
     @property
     def budget(self) -> Limit:

@@ -63,7 +63,6 @@ class Scheme:
 
     Attributes:
         name: as plans write it; of those that compressed-tensors has presets for, its name in lower case.
-        meaning: a few words for readers.
         dtype: its name in latency tables: of one with a storage a name that no other has, with the same parameter as
             ``name``; of others the dtype of the numbers in its modules.
         bits: of one number, scales and zero points apart.
@@ -82,7 +81,6 @@ class Scheme:
     name: str
     dtype: str
     bits: int
-    meaning: str = ""
     lossy: ClassVar[bool] = True
     for_embeddings: bool = False
     storage: StorageSpec | None = None
@@ -212,7 +210,6 @@ class Bf16(Scheme):
     name = "bf16"
     dtype = "bf16"
     bits = 16
-    meaning = "16 bits, as loaded"
     for_embeddings = True
     lossy = False
 

@@ -70,7 +70,6 @@ class TokenPlan(Shown, Record):
     whole: tuple[int, ...] = ()  # layers of a sliding window, which are not cut; no limit of tokens counts them
     window: int | None = None  # tokens that these cache at most; None if there are none
     _error = PlanError
-    _taken_for = "recipe", "a plan of weights", "Apply it with gac compress; gac tokens makes plans of tokens kept."
 
     def __post_init__(self) -> None:
         self._check_schema(self.schema_version, SCHEMA)

@@ -285,12 +285,15 @@ def least_loss(rows: CandidateSet, limit: int, most: int) -> float:
     return min(rows.loss[(rows.params <= limit) & (rows.latency[:, 0] <= most)], default=np.inf)
 
 
+@pytest.mark.parametrize("workloads", [[PREFILL], [PREFILL, DECODE]], ids=["all known", "one unknown"])
 @pytest.mark.parametrize(("fused_ns", "faster"), [(20.0, True), (40.0, False)])
-def test_where_only_parameters_are_limited_the_faster_way_stays(fused_ns: float, faster: bool) -> None:
+def test_where_only_parameters_are_limited_the_faster_way_stays(
+    fused_ns: float, faster: bool, workloads: list[Workload]
+) -> None:
     (site,) = fuse_sites(QKV, optional=True)
     sizes = {8: 10.0, 12: 10.0, sum(weight.out_features for weight in site.weights): fused_ns}
     table = profile(*[row("linear", ns, m=1024, k=16, n=n) for n, ns in sizes.items()])
-    result = made(site, LossCurves({}), table)
+    result = made(site, LossCurves({}), table, workloads=workloads)
     assert result.shared[result.latency[:, 0] == min(fused_ns, 30)].tolist() == [faster]
 
 

@@ -114,7 +114,7 @@ def test_the_choice_is_the_best_of_all(budget: float, kv_cache: float, fused: bo
 
 def test_a_limit_out_of_reach_says_what_is_in_reach() -> None:
     of = problem(1)
-    with pytest.raises(BudgetError, match=r"at least 0\.5833, .* add the form latent, which reaches 0\.5417"):
+    with pytest.raises(BudgetError, match=r"at least 0\.5833, .* or add a form: latent \(reaches 0\.5417\)\.$"):
         check_reachable(of.sites, asking(of, 1.0, kv_cache=0.5).recipe, of.profile)
     with pytest.raises(BudgetError, match=r"at least 1\.0000, the smallest that forms low_rank can reach"):
         check_reachable(layer(0), asking(of, 1.0, forms=["low_rank"], kv_cache=0.99).recipe, of.profile)

@@ -1,12 +1,14 @@
 """From a plan to a smaller model; pairs for each group of heads, and shorter value vectors in every family."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+import gac
 from gac.compression.apply import changed_sites, shared_names
 from gac.core.errors import PlanError
 from gac.forms import form_named
@@ -170,3 +172,11 @@ def test_a_plan_for_another_model_is_refused(tiny_config: LlamaConfig, make_plan
     other.intermediate_size = 128
     with pytest.raises(PlanError, match=r"gate_proj of 176 x 64; expected .*gate_proj of 128 x 64, as"):
         changed_sites(plan, family_of(other).sites(other))
+
+
+def test_a_plan_for_another_model_is_refused_before_weights_are_read(make_plan: MakePlan, tmp_path: Path) -> None:
+    small_config("llama", num_hidden_layers=3).save_pretrained(tmp_path)
+    for fuse in (False, True):
+        plan = make_plan(small_config("llama", num_hidden_layers=2), {})
+        with pytest.raises(PlanError, match="the plan is for tiny, which has 14 weights; expected 21 weights, as"):
+            gac.compress(tmp_path, with_recipe(plan, fuse=fuse))

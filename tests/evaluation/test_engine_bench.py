@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gac import plots
-from gac.core.errors import GacError, ModelError
+from gac.core.errors import CheckpointError, GacError, ModelError
 from gac.core.workloads import Workload
 from gac.evaluation.engines import steps
 from gac.evaluation.engines.bench import bench_engine, parsed_options
@@ -23,10 +23,12 @@ from gac.evaluation.engines.records import EngineBench
 from gac.evaluation.engines.workloads import EngineWorkload, default_workloads
 from gac.models.shapes import SHAPES
 from gac.plan.engines import steps_of
+from gac.plan.plan import Plan
 from gac.profiling.table import Profile
 from tests.cli.commands import run
 from tests.headers import make_header
 from tests.models.small import small_config
+from tests.serving.engine import shorter_values
 
 RUNS = ("decode:2@8", "throughput:4x16")
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -170,8 +172,10 @@ def test_a_python_that_is_none_is_named(pair: Pair, tmp_path: Path) -> None:
 def test_processes_end_with_gac(sent: signal.Signals, pair: Pair, python: Path, tmp_path: Path) -> None:
     small = pair({}, {"sleeps": "measure"})[1]
     words = ["bench", small, "--engine", "vllm", "--engine-python", str(python), "--workload", "decode:2@8"]
+    # Shells ignore SIGINT in what they run in the background.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import gac.__main__"
     with subprocess.Popen(
-        [sys.executable, "-m", "gac", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+        [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
     ) as process:
         wait_for(lambda: (tmp_path / "calls.jsonl").exists() and len(calls(tmp_path)) == 2)
         process.send_signal(sent)
@@ -205,6 +209,12 @@ def test_models_that_cannot_be_timed_are_refused(pair: Pair, tmp_path: Path) -> 
         bench_engine([names[0], names[0]])
     with pytest.raises(GacError, match="workloads decode:1@4, decode:1@4; expected each once"):
         bench_engine(names, workloads=["decode:1@4"] * 2)
+
+
+def test_a_plan_that_the_engine_does_not_run_is_refused(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    shorter_values(make_plan).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.v_proj has form head_dim, which vLLM does not"):
+        bench_engine([str(tmp_path)], python=tmp_path / "none")
 
 
 def test_options_of_the_engine_are_json_or_words() -> None:

@@ -125,9 +125,14 @@ def test_contradicting_plans_are_refused(changed: dict[str, Any], message: str) 
 
 @pytest.mark.parametrize(
     ("kind", "field", "name"),
-    [(gac.Plan, "press", "a plan of tokens kept"), (gac.TokenPlan, "recipe", "a plan of weights")],
+    [
+        (gac.Plan, "press", "a plan of tokens kept"),
+        (gac.Plan, "points", "a frontier; expected a plan written by Plan.save. Save a plan of it: gac.Frontier"),
+        (gac.Plan, "turns", "a bench of an engine"),
+        (gac.TokenPlan, "prediction", "a plan of weights"),
+    ],
 )
-def test_plans_of_the_other_kind_are_named(kind: Any, field: str, name: str, tmp_path: Path) -> None:
+def test_records_of_another_kind_are_named(kind: Any, field: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(f'{{"{field}": {{}}}}')
     with pytest.raises(PlanError, match=f"plan.json, which is {name}"):
         kind.load(tmp_path / "plan.json")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gac.core.arguments import Count, checked
-from gac.core.errors import GacError, ModelError
+from gac.core.errors import CheckpointError, GacError, ModelError
 from gac.core.progress import progress_bar, rough_duration
 from gac.core.untrusted import file_digest
 from gac.core.words import number_of
@@ -23,6 +23,7 @@ from gac.models.loading import load_config
 from gac.models.packaged import PACKAGED
 from gac.models.shapes import SHAPES
 from gac.runtime.contract import DIGESTS
+from gac.runtime.vllm.check import refusal
 
 logger = logging.getLogger("gac")
 
@@ -124,12 +125,14 @@ def _check_models(models: Sequence[str], runs: Sequence[EngineWorkload]) -> None
 
 
 def _check(name: str, runs: Sequence[EngineWorkload]) -> None:
-    """Refuse a model that vLLM cannot open by its name, or that has fewer positions than a workload needs."""
+    """Refuse a model that vLLM cannot open or run, or that has fewer positions than a workload needs."""
     if name in PACKAGED or name in SHAPES:
         problem = f"model {name!r}, which vLLM cannot open"
         remedy = "Name a directory; gac export DIR --merge -o DENSE writes one of the dense shapes."
         raise ModelError(problem, "a directory in transformers' format, or a hub id", remedy)
     config = load_config(name).get_text_config()
+    if hasattr(config, "gac") and (unserved := refusal(config)):
+        raise CheckpointError(f"{name}: {unserved[0]}", *unserved[1:])
     positions = getattr(config, "max_position_embeddings", None)
     longest = max(runs, key=lambda run: run.longest)
     if positions is not None and longest.longest > positions:

@@ -11,9 +11,10 @@ def register() -> None:
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.transformers_utils.config import _CONFIG_REGISTRY
 
-    from gac.runtime.vllm.config import make_config
+    from gac.runtime.vllm.config import Checks, make_config
 
     registered = ModelRegistry.get_supported_archs()
     names = [(name,) if isinstance(name, str) else name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]
@@ -21,6 +22,7 @@ def register() -> None:
         name = f"Gac{architecture}"
         if name not in registered:
             ModelRegistry.register_model(name, f"gac.runtime.vllm.model:{name}")
+            MODELS_CONFIG_MAP[name] = Checks
     for model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         config: Any = make_config(model_type)
         _CONFIG_REGISTRY[config.model_type] = config

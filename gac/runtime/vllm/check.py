@@ -3,9 +3,7 @@
 import logging
 from typing import Any
 
-import vllm
-
-from gac.runtime.header import Header, header_of
+from gac.runtime.header import header_of
 from gac.runtime.modules import KINDS
 
 TESTED = ("0.26", "0.32")
@@ -14,25 +12,35 @@ _RUN = ("Linear", "LowRankLinear", "Absent", "Constant")
 _logger = logging.getLogger("gac")
 
 
-def checked_header(config: Any) -> Header:
-    """Return the key ``gac`` of a config; a ValueError names what the engine does not run, and what to do."""
-    header = header_of(config)
+def refusal(config: Any) -> tuple[str, str, str] | None:
+    """Return why the engine does not run a model with the key ``gac``, as an error; None where it does.
+
+    It is the value, what is expected, and the remedy.
+    """
+    try:
+        header = header_of(config)
+    except ValueError as failure:
+        given, _, expected = str(failure).rstrip(".").partition("; expected ")
+        return given, expected or "a key that GAC wrote", "Or compress the model again."
     if header is None:
-        raise ValueError("config.json has no key gac; expected a model that GAC compressed.")
-    for name, module in header.modules.items():
-        if module.module not in KINDS:
-            problem = f"config.json, key gac: {name} is {module.module!r}, which this version of GAC does not know"
-            remedy = "Install the version of GAC that wrote it: pip install --upgrade gpu-aligned-compression"
-            raise ValueError(f"{problem}; expected one of {', '.join(KINDS)}. {remedy}.")
-        if module.module not in _RUN or module.storage is not None:
-            kind = module.module if module.storage is None else f"in {module.storage}"
-            raise ValueError(f"{name} is {kind}; expected {', '.join(_RUN)} in 16 bits, which this engine runs.")
-    if header.head is not None:
-        raise ValueError("embedding and head are quantised; expected them in 16 bits, which this engine runs.")
-    return header
+        return "config.json has no key gac", "a model that GAC compressed", "Serve the dense model."
+    modules: dict[str, Any] = {**header.modules, **({"the LM head": header.head} if header.head else {})}
+    for name, module in modules.items():
+        kind = getattr(module, "module", _RUN[0])
+        if kind not in KINDS:
+            problem = f"config.json, key gac: {name} is {kind!r}, which this version of GAC does not know"
+            remedy = "Install the version of GAC that wrote it: pip install --upgrade gpu-aligned-compression."
+            return problem, f"one of {', '.join(KINDS)}", remedy
+        if module.storage is not None or kind not in _RUN:
+            unserved = f"form {module.form}" if module.storage is None else f"scheme {module.scheme}"
+            remedy = "Plan with gac allocate --engine vllm, or run this checkpoint in transformers."
+            return f"{name} has {unserved}, which vLLM does not run", "a plan made for vLLM", remedy
+    return None
 
 
 def warn_of_version() -> None:
     """Warn where GAC's plugin was tested with other versions of vLLM."""
+    import vllm  # not there where models are checked alone
+
     if not vllm.__version__.startswith(TESTED):
         _logger.warning("vLLM %s; GAC's plugin was tested with %s", vllm.__version__, " and ".join(TESTED))

@@ -1,9 +1,11 @@
 """Configs of compressed models as vLLM takes them: the dense model's, with the key ``gac``."""
 
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PretrainedConfig
+from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from gac.runtime.contract import COMPRESSED, QUANTIZATION, chooses_code
 
@@ -23,17 +25,33 @@ class _CompressedConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
-        """Return the dense config, without keys that choose code or a quantiser: the plugin decides.
-
-        A ValueError names what the engine does not run, before it starts.
-        """
-        from gac.runtime.vllm.check import checked_header  # it loads modules that no other model needs
-        from gac.runtime.vllm.heads import BACKEND, has_fewer_heads
+        """Return the dense config, without keys that choose code or a quantiser: the plugin decides."""
+        from gac.runtime.header import header_of  # these load modules that no other model needs
+        from gac.runtime.vllm.heads import BACKEND, with_fewer_heads
 
         dropped = ("auto_map", QUANTIZATION)
         values = {name: value for name, value in config_dict.items() if not chooses_code(name) and name not in dropped}
         opened = CONFIG_MAPPING[cls.dense_type].from_dict({**values, "model_type": cls.dense_type}, **options)
         config = opened[0] if isinstance(opened, tuple) else opened  # the other are options that it has no use for
-        if has_fewer_heads(checked_header(config).modules):
-            config.architectures = [f"Gac{BACKEND}"]
+        with suppress(ValueError):  # ``Checks`` refuses it
+            if (header := header_of(config)) and with_fewer_heads(header.modules):
+                config.architectures = [f"Gac{BACKEND}"]
         return opened
+
+
+class Checks(VerifyAndUpdateConfig):  # type: ignore[misc]
+    """Refusals before the engine starts. Here vLLM shows an error last, once, and as it is if it is no ValueError."""
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: Any) -> None:
+        from gac.runtime.vllm.check import refusal, warn_of_version
+        from gac.runtime.vllm.heads import set_heads
+
+        if problem := refusal(vllm_config.model_config.hf_config):
+            raise RuntimeError("{}; expected {}. {}".format(*problem))
+        if (name := vllm_config.model_config.quantization) is not None:
+            raise RuntimeError(f"quantization {name} of a compressed model; expected none. Leave --quantization out.")
+        if (stages := vllm_config.parallel_config.pipeline_parallel_size) > 1:
+            raise RuntimeError(f"pipeline_parallel_size is {stages}; expected 1. Use --tensor-parallel-size.")
+        set_heads(vllm_config)
+        warn_of_version()

@@ -18,13 +18,9 @@ class FewerHeads:
 
     quant_config: Any
 
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        set_heads(vllm_config)
-        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
-
     def recursive_replace(self) -> None:
         """Make projections narrower, on the meta device, before vLLM puts its layers in their place."""
-        for name, module in _with_fewer_heads(self.quant_config.modules).items():
+        for name, module in with_fewer_heads(self.quant_config.modules).items():
             holder, _, attribute = name.rpartition(".")
             attention: Any = self.get_submodule(holder)  # type: ignore[attr-defined]
             dense = getattr(attention, attribute)
@@ -35,16 +31,16 @@ class FewerHeads:
 
 
 def set_heads(vllm_config: Any) -> None:
-    """Tell vLLM the heads of each layer; a ValueError where it has one number for all, or cannot divide them."""
+    """Tell vLLM the heads of each layer; a RuntimeError where it has one number for all, or cannot divide them."""
     model_config, processes = vllm_config.model_config, vllm_config.parallel_config.tensor_parallel_size
     header = header_of(model_config.hf_config)
-    modules = _with_fewer_heads(header.modules if header else {})
+    modules = with_fewer_heads(header.modules if header else {})
     if not modules:
         return
     arch = model_config.model_arch_config
     if not hasattr(arch, "per_layer_overrides"):
         problem = f"{next(iter(modules))} has fewer heads, and vLLM {vllm.__version__} has one number for all layers"
-        raise ValueError(f"{problem}; expected vLLM 0.32 or newer. Install it, or leave the form 'heads' out.")
+        raise RuntimeError(f"{problem}; expected vLLM 0.32 or newer. Install it, or leave the form 'heads' out.")
     overrides: list[dict[str, int]] = [{} for _ in range(arch.total_num_hidden_layers)]
     for name, module in modules.items():
         match = re.search(r"\.(\d+)\..*\.([qk])_proj$", name)
@@ -54,15 +50,11 @@ def set_heads(vllm_config: Any) -> None:
         heads = module.sizes["out_features"] // arch.head_size
         if kind == "total_num_attention_heads" and heads % processes:
             problem = f"{name} has {heads} heads; expected a multiple of {processes} processes"
-            raise ValueError(f"{problem}. Make the plan with tensor_parallel={processes}, or serve it on one GPU.")
+            raise RuntimeError(f"{problem}. Make the plan with tensor_parallel={processes}, or serve it on one GPU.")
         overrides[int(match[1])][kind] = heads
     object.__setattr__(arch, "per_layer_overrides", overrides)
 
 
-def has_fewer_heads(modules: Mapping[str, Module]) -> bool:
-    """Return whether a layer has fewer heads than the dense model."""
-    return bool(_with_fewer_heads(modules))
-
-
-def _with_fewer_heads(modules: Mapping[str, Module]) -> dict[str, Module]:
+def with_fewer_heads(modules: Mapping[str, Module]) -> dict[str, Module]:
+    """Return the projections that have fewer heads than the dense model's."""
     return {name: module for name, module in modules.items() if module.form == "heads"}

@@ -6,10 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 from vllm import ModelRegistry
-from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.model_executor.layers.activation import SiluAndMul
 
-from gac.runtime.vllm.check import checked_header, warn_of_version
+from gac.runtime.header import header_of
 from gac.runtime.vllm.heads import BACKEND, FewerHeads
 from gac.runtime.vllm.linear import DenseLinearMethod
 from gac.runtime.vllm.planned import PlannedConfig
@@ -47,15 +46,8 @@ class _Compressed:
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         config = vllm_config.model_config.hf_config
-        header = checked_header(config)
-        if vllm_config.quant_config is not None:
-            name = vllm_config.model_config.quantization
-            raise ValueError(f"quantization {name} of a compressed model; expected none. Leave --quantization out.")
-        stages = vllm_config.parallel_config.pipeline_parallel_size
-        if stages > 1:
-            raise ValueError(f"pipeline_parallel_size is {stages}; expected 1. Use --tensor-parallel-size.")
-        if get_tensor_model_parallel_rank() == 0:
-            warn_of_version()
+        header = header_of(config)
+        assert header is not None, "``Checks`` has read it"
         packed = {**_PACKED, **(getattr(self, "packed_modules_mapping", None) or {})}
         planned = PlannedConfig(header.modules, packed)
         vllm_config.quant_config = planned

@@ -52,7 +52,6 @@ class Int8(EightBits):
 
     name = "w8a8"
     dtype = "w8a8"
-    meaning = "8-bit integer weights and inputs"
     input_quantiser = "int8"
     input_dtype = "int8"
     kind = "int"
@@ -91,7 +90,6 @@ class Float8(EightBits):
 
     name = "fp8"
     dtype = "fp8_dynamic"  # fp8 alone are GEMMs of quantised inputs
-    meaning = "8-bit floating-point weights and inputs"
     input_quantiser = "float8"
     input_dtype = "fp8"
     kind = "float"

@@ -34,8 +34,7 @@ class IntegerWeights(Scheme):
     def __init__(self, kind: str, bits: int, group: int | None, zero: bool, name: str | None = None) -> None:
         self.kind, self.bits, self.group, self.zero = kind, bits, group, zero
         self.name = self.dtype = name or kind
-        scales = f"groups of {group} with zero points" if zero else "a scale per row"
-        self.meaning, self.for_embeddings = f"{bits}-bit weights, {scales}", group is None
+        self.for_embeddings = group is None
         self.largest = LARGEST_SCALE * (2**bits - 1 if zero else 2**bits - 2) / 2
         self.storage = StorageSpec("PackedIntegers", {"bits": bits, "group": group, "zero": zero}, few_bits)
 
