@@ -33,7 +33,6 @@ from gac.healing.records import BLOCKS, TrainingBudget, default_rate
 from gac.measurement.documents import Text
 from gac.measurement.embeddings import check_embeddings, quantised_embeddings, replace_embeddings
 from gac.measurement.session import (
-    Measurement,
     calibration_run,
     check_same_everywhere,
     load_dense_model,
@@ -44,14 +43,14 @@ from gac.measurement.session import (
 from gac.measurement.text import check_text
 from gac.measurement.texts import CalibrationText, Texts
 from gac.models.families import family_of
-from gac.models.loading import config_of, is_checkpoint
+from gac.models.loading import is_checkpoint, load_config
 from gac.models.modules import cast, swap_in
 from gac.models.packaged import PACKAGED, SAVED_IN
 from gac.models.plain import check_in_memory, check_plain
 from gac.models.threads import one_call_at_a_time
 from gac.plan.costs import KV_NUMBERS, PARAMS
 from gac.plan.plan import Plan
-from gac.plan.recipe import Recipe, Refit, ResolvedRecipe, Shots
+from gac.plan.recipe import Recipe, Refit, Shots
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.reporting.figures.losses import figure_of_healing
@@ -159,7 +158,7 @@ def allocate(
     if isinstance(check, str):
         check_text(check)
     profile, profile_used = select_profile(request.profile)
-    resolved = resolve(request.recipe, config_of(model), profile, profile_used)
+    resolved = resolve(request.recipe, load_config(model), profile, profile_used)
     rule = RULES.get(resolved.recipe.rule)
     measured = measure(
         model,
@@ -171,25 +170,15 @@ def allocate(
         compare_with=check,
         progress=progress,
     )
-    problem = _problem_of(resolved, measured, profile)
+    problem = Problem(
+        resolved.sites, measured.curves, profile, measured.recipe, measured.evidence, measured.by_weight, resolved.steps
+    )
 
     def decide() -> Plan:
         decision = attach_single_gpu_comparison(problem, rule.decide(problem))
         return verified(decision) if verify else decision.plan
 
     return this_run().once(decide)
-
-
-def _problem_of(resolved: ResolvedRecipe, measured: Measurement, profile: Profile) -> Problem:
-    return Problem(
-        resolved.sites,
-        measured.curves,
-        profile,
-        measured.recipe,
-        measured.evidence,
-        measured.by_weight,
-        resolved.steps,
-    )
 
 
 @checked
@@ -228,12 +217,14 @@ def frontier(
     check_frontier_recipe(points, limit, request.recipe)
     unlimited = replace(request.recipe, limits=replace(limits, params=1.0, latency={}), slack=0.0)
     profile, profile_used = select_profile(request.profile)
-    resolved = resolve(unlimited, config_of(model), profile, profile_used)
+    resolved = resolve(unlimited, load_config(model), profile, profile_used)
     # A method with forms of its own has read the budget as that of the cache, which is the limit gone through here.
     resolved = replace(resolved, recipe=replace(resolved.recipe, limits=replace(resolved.recipe.limits, kv_cache=None)))
     check_limited(resolved.sites, profile, resolved.recipe, limit)
     measured = measure(model, resolved, request.texts, tokenizer, first_shot=first_shot, progress=progress)
-    problem = _problem_of(resolved, measured, profile)
+    problem = Problem(
+        resolved.sites, measured.curves, profile, measured.recipe, measured.evidence, measured.by_weight, resolved.steps
+    )
     return this_run().once(lambda: solve_frontier(problem, points=points, limit=limit))
 
 
@@ -271,7 +262,7 @@ def compress(
         raise ModelError(f"dtype={dtype}", "torch.bfloat16 or torch.float32", "Name one of them, or leave it out.")
     plan = replace(Plan.opened(plan), healed=())
     recipe, ranks = plan.recipe, this_run()
-    config = config_of(model)
+    config = load_config(model)
     sites = planned_sites(plan, family_of(config).sites(config))
     changed = changed_sites(plan, sites)
     loaded = load_dense_model(model, tokenizer)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+gc.set_threshold(100_000, 50, 50)  # what is imported, and most of what tests make, is no garbage
 INTERPRETED = not torch.cuda.is_available()
 if INTERPRETED:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, so before GAC and transformers
@@ -23,10 +24,11 @@ from hypothesis import HealthCheck, settings
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
-from gac.forms import form_named
+from gac.allocation.latencies import Timing, unnamed
+from gac.forms import FORMS, form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
-from gac.models.sites import Site
+from gac.models.sites import Site, Weight
 from gac.plan.plan import (
     SCHEMA,
     Calibration,
@@ -43,6 +45,7 @@ from gac.plan.recipe import Recipe
 from gac.profiling.folders import find_profile, shipped_profiles
 from gac.profiling.modelled.model import GpuModel
 from gac.profiling.table import Profile
+from gac.schemes import SCHEMES
 from gac.schemes.feedback import order, rounding
 from gac.testing import models
 from tests.small_pipeline import Small
@@ -77,10 +80,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files whose tests are all slow need not be imported where none of them runs."""
+    path = collection_path.as_posix() + "/" * collection_path.is_dir()
+    return True if config.option.markexpr == "not slow" and any(part in path for part in SLOW) else None
+
+
 def pytest_collection_finish() -> None:
-    """What is imported and collected stays: the collector of garbage need not look at it again and again, nor often."""
+    """What is imported and collected stays: the collector of garbage need not look at it again and again."""
     gc.freeze()
-    gc.set_threshold(100_000, 50, 50)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -94,7 +102,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _shipped_tables_once() -> Iterator[None]:
+def _shipped_tables_once() -> Iterator[Mapping[Path, Profile]]:
     """A shipped table is read once, and what follows from its rows is worked out once: it never changes."""
     load, tables = Profile.load, dict[Path, Profile]()
 
@@ -126,26 +134,76 @@ def _shipped_tables_once() -> Iterator[None]:
         patch.setattr(Profile, "latency", remembering(Profile.latency))
         patch.setattr(Profile, "modelled", remembering(Profile.modelled))
         patch.setattr(GpuModel, "error", cache(GpuModel.error))
+        yield tables
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shipped_latencies_once(_shipped_tables_once: Mapping[Path, Profile]) -> Iterator[None]:
+    """What is looked up in a shipped table for GAC's own forms and schemes is looked up once for all tests."""
+    own_once, looked_up = Timing.once, dict[Any, Any]()
+    shipped = {*FORMS._shipped, *SCHEMES._shipped, "divided", "sound", "run", "attention"}
+
+    def once(timing: Timing, key: Any, weight: Weight, look_up: Callable[[], Any]) -> Any:
+        table, names = timing.profile, {part.partition(":")[0] for part in key if isinstance(part, str)}
+        if table is None or _shipped_tables_once.get(table.path) is not table or not names <= shipped:
+            return own_once(timing, key, weight, look_up)
+        full_key = (table.path, timing.workloads, timing.gpus, timing.engine.name, key, unnamed(weight))
+        if full_key not in looked_up:
+            looked_up[full_key] = look_up()
+        return looked_up[full_key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Timing, "once", once)
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _triton_patched_once() -> Iterator[None]:
-    """Triton's interpreter patches its language once for a function, not at every call: kernels run in a third of the
-    time."""
+    """Triton's interpreter patches its language once, not at every call of a function, and works out once what follows
+    from the type of a block: kernels run in a fifth of the time."""
     if not INTERPRETED or find_spec("triton") is None:
         yield
         return
-    interpreter = import_module("triton.runtime.interpreter")
-    patch_language = interpreter._patch_lang
+    interpreter, core = import_module("triton.runtime.interpreter"), import_module("triton.language.core")
+    patch_language, find_dtype = interpreter._patch_lang, interpreter._get_np_dtype
+    make_type, make_tensor = core.block_type.__init__, core.tensor.__init__
+    types: dict[Any, dict[str, Any]] = {}
+    tensors: dict[str, dict[str, Any]] = {}
+    dtypes: dict[str, Any] = {}
+    patched_modules = set[frozenset[int]]()
 
     @cache
     def patched(function: Callable[..., Any]) -> Any:
-        patch_language(function)
+        # What is patched depends on which of the two modules the function sees.
+        seen = frozenset(map(id, function.__globals__.values())) & {id(core), id(import_module("triton.language"))}
+        if seen not in patched_modules:
+            patched_modules.add(seen)
+            patch_language(function)
         return interpreter._LangPatchScope()  # with nothing to restore
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *(getattr(size, "value", size) for size in shape))
+        if key not in types:
+            make_type(self, element_ty, shape)
+            types[key] = {**vars(self)}
+        vars(self).update(types[key], element_ty=element_ty)
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        if type.name not in tensors:
+            make_tensor(self, handle, type)
+            tensors[type.name] = {**vars(self)}
+        vars(self).update(tensors[type.name], handle=handle, type=type, dtype=type.scalar)
+
+    def np_dtype(dtype: Any) -> Any:
+        if (name := dtype.scalar.name) not in dtypes:
+            dtypes[name] = find_dtype(dtype)
+        return dtypes[name]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter, "_patch_lang", patched)
+        patch.setattr(interpreter, "_get_np_dtype", np_dtype)
+        patch.setattr(core.block_type, "__init__", block_type)
+        patch.setattr(core.tensor, "__init__", tensor)
         yield
 
 

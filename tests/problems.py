@@ -10,7 +10,7 @@ from gac.allocation.resolve import resolve
 from gac.api import Request
 from gac.compression.first_shot import first_shot
 from gac.measurement.session import measure
-from gac.models.loading import config_of
+from gac.models.loading import load_config
 from gac.profiling.select import select_profile
 
 
@@ -23,6 +23,6 @@ def measured_problem(
 ) -> Problem:
     request = Request.parse(None, budget, options)
     profile, profile_used = select_profile(request.profile)
-    resolved = resolve(request.recipe, config_of(model), profile, profile_used)
+    resolved = resolve(request.recipe, load_config(model), profile, profile_used)
     measured = measure(model, resolved, request.texts, tokenizer, first_shot=first_shot, progress=progress)
     return Problem(resolved.sites, measured.curves, profile, measured.recipe, measured.evidence, measured.by_weight)

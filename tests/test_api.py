@@ -38,7 +38,8 @@ def total(model: Any) -> int:
     ids=str,
 )
 def test_the_budget_is_used_and_never_exceeded(small: Small, budget: float, options: dict[str, Any]) -> None:
-    plan, params = small.allocate(budget, **options), total(small.model)
+    plan = small.allocate(budget, calibration=f"{small.text}:2x64", **options)
+    params = total(small.model)
     assert plan.budget.total == params
     assert plan.budget.used <= plan.budget.limit == floored(budget, params)
     if not options:

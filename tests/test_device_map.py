@@ -26,10 +26,13 @@ def dispatched(model: LlamaForCausalLM, second_layer: str, folder: Path) -> Llam
     )
 
 
-PEERS = {"method": "svd-llm", "rule": "zero-sum", "forms": ("low_rank",)}
+UNLIMITED: dict[str, Any] = {"latency": "any", "slack": 0}
+PEERS = UNLIMITED | {"method": "svd-llm", "rule": "zero-sum", "forms": ("low_rank",)}
 
 
-@pytest.mark.parametrize(("where", "given"), [("disk", {}), ("cpu", {"shots": 2}), ("cpu", PEERS)], ids=str)
+@pytest.mark.parametrize(
+    ("where", "given"), [("disk", UNLIMITED), ("cpu", UNLIMITED | {"shots": 2}), ("cpu", PEERS)], ids=str
+)
 def test_the_plan_is_that_of_the_model_in_one_place(
     small: Small, where: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

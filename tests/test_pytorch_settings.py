@@ -55,6 +55,9 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
+UNLIMITED: dict[str, Any] = {"latency": "any", "slack": 0}
+
+
 @pytest.fixture(scope="module")
 def usual(
     tiny_tokenizer: PreTrainedTokenizerFast, prose: str, tmp_path_factory: pytest.TempPathFactory
@@ -63,7 +66,7 @@ def usual(
     text = tmp_path_factory.mktemp("text") / "prose.txt"
     text.write_text(prose, encoding="utf-8")
     small = Small(models.tiny_model(), tiny_tokenizer, text)
-    plan = small.allocate(0.7)
+    plan = small.allocate(0.7, **UNLIMITED)
     return small, plan, small.compress(plan, model=copy.deepcopy(small.model))
 
 
@@ -81,11 +84,11 @@ def test_plans_do_not_depend_on_settings_which_are_as_they_were(
         before = _state()
         with suppress(gac.GacError):
             gac.perplexity(small.model, small.tokenizer, prose, windows=10**6)
-        assert small.allocate(0.7, check=gac.Documents([prose[::-1]])) == plan
+        assert small.allocate(0.7, check=gac.Documents([prose[::-1]]), **UNLIMITED) == plan
         ours = small.compress(plan, model=model)
         measured = gac.perplexity(ours, small.tokenizer, prose, windows=2, length=32)
         assert _state() == before
-    assert small.allocate(0.7) == plan  # from what was kept
+    assert small.allocate(0.7, **UNLIMITED) == plan  # from what was kept
     assert torch.equal(logits(ours), logits(compressed))
     assert measured == gac.perplexity(ours, small.tokenizer, prose, windows=2, length=32)
     for parameter in ours.parameters():

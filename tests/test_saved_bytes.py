@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import gac
-import gac.measurement.session
 from gac.core.errors import ModelError
 from gac.models.rotation import rotate
 from tests.cli.commands import answer, run
@@ -120,6 +119,6 @@ def test_the_command_keeps_no_second_copy_of_a_rotated_model(
         left.append(sum(one() is not None for one in before))
         return found
 
-    monkeypatch.setattr(gac.measurement.session, "rotate", counted)
+    monkeypatch.setattr("gac.models.rotation.rotate", counted)
     answer("compress", directory, "--plan", tmp_path / "plan.json", "-o", tmp_path / "small")
     assert left == [0]

@@ -170,7 +170,8 @@ class CandidateBuilder:
         weight = self.site.weights[position]
         if (curve := self.curves.of(form, weight, scheme.name)) is None:
             return []
-        dims = self._dims(form, scheme, [position], form.max_useful_dim(weight))
+        largest, align = form.max_useful_dim(weight), self.space.align
+        dims = allowed_dims(largest, self.site, form, scheme, [position], align, self.timing)
         return [weight_candidates(self.site, position, form, scheme, dims, curve, self.timing)]
 
     def _shortened_together(
@@ -180,7 +181,8 @@ class CandidateBuilder:
         (key,) = (weight for weight in self.site.weights if form.shortens(weight) == "in")
         if (curve := self.curves.of(form, key, scheme.name)) is None:
             return []
-        dims, built = self._dims(form, scheme, taken, curve.full - 1), list[CandidateSet]()
+        dims = allowed_dims(curve.full - 1, self.site, form, scheme, taken, self.space.align, self.timing)
+        built = list[CandidateSet]()
         children = [other for other in self.forms if other.parent_form_name == form.name]
         inside = {position: [*variants_of(children, self.site.weights[position])] for position in taken}
         if len(taken) == len(separate):  # at dims without a form inside there is nothing to combine
@@ -219,9 +221,6 @@ class CandidateBuilder:
 
     def _possible(self, rows: CandidateSet) -> CandidateSet:
         return rows.pick(rows.known(self.needed)) if self.needed else rows
-
-    def _dims(self, form: Form, scheme: Scheme, taken: Sequence[int], largest: int) -> Ints:
-        return allowed_dims(largest, self.site, form, scheme, taken, self.space.align, self.timing)
 
 
 # --- combinations of several weights --------------------------------------------------------------------------------

@@ -139,8 +139,8 @@ def decide(problem: Problem) -> Decision:
         BudgetError: a limit cannot be met.
         ProfileError: a latency is limited, and the profile lacks it.
     """
-    slack, limits = problem.recipe.slack, problem.allowed
-    dense = zip(problem.workloads, problem.dense.latency_ns, strict=True)
+    slack, limits = problem.recipe.slack, problem.dense.allowed(problem.recipe)
+    dense = zip(problem.timing.workloads, problem.dense.latency_ns, strict=True)
     weights = {ns_of(workload): 1 / ns for workload, ns in dense if ns and slack}
     instance = as_knapsack(problem.candidates(limits, minimised=weights), limits)
     least, decision = instance.solve(), None
@@ -166,7 +166,7 @@ def _decide_for_speed(
     *prices, nat = solution.certificate.multipliers
     proof = replace(solution.certificate, multipliers=(*prices, nat / unit))
     speed = Speed(value, summed_latency(instance.chosen(least), problem.dense.rest_ns), proof)
-    priced = nat > 0 and all(ns_of(workload) in quick.limits for workload in problem.workloads)
+    priced = nat > 0 and all(ns_of(workload) in quick.limits for workload in problem.timing.workloads)
     alternatives = quick.alternatives(solution) if priced else None
     plan = plan_of(problem, quick.chosen(solution), least.certificate, alternatives, speed)
     return Decision(plan, instance, least, (quick, solution))
@@ -336,7 +336,7 @@ def _compare(problem: Problem, plan: Plan, single: Plan) -> SingleGpuComparison:
         uneven=len(single.weights) - len(even),
         unsound=sum(not _sound(choice, site, timing) for choice, site in even),
         latency_ns=tuple(
-            total(known, ns_of(workload)) if len(known) == len(split) else None for workload in problem.workloads
+            total(known, ns_of(workload)) if len(known) == len(split) else None for workload in timing.workloads
         ),
     )
 

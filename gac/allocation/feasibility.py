@@ -37,11 +37,11 @@ def check_reachable(
         BudgetError: with the smallest budget, memory or KV-cache limit that can be reached.
         PlanError: no scheme allows any dim of a weight.
     """
-    dense = DenseModel.of(sites, Timing(None, ()))
-    fractions = recipe.fractions
+    timing, fractions = timing_of(profile, recipe.deployment, steps), recipe.fractions
+    dense = DenseModel.of(sites, timing)
     in_schemes = f" in schemes {', '.join(recipe.space.schemes)}"
     for cost in (COSTS[name] for name in fractions if name in COSTS and COSTS[name].of_weights):
-        smallest, dense_amount = _smallest(sites, recipe, profile, cost.name), dense.amount(cost.name)
+        smallest, dense_amount = _smallest(sites, recipe, timing, cost.name), dense.amount(cost.name)
         option, means, more = (
             ("a budget", "", "forms") if cost.name == PARAMS else (cost.limit, in_schemes, "forms or schemes")
         )
@@ -54,15 +54,14 @@ def check_reachable(
     if KV_NUMBERS in fractions:
         _check_cache(sites, recipe, dense.amount(KV_NUMBERS))
     if recipe.limits.latency:
-        _check_latency(sites, recipe, profile, steps)
+        _check_latency(sites, recipe, timing, dense)
 
 
-def _smallest(sites: Sequence[Site], recipe: Recipe, profile: Profile, column: str) -> int:
+def _smallest(sites: Sequence[Site], recipe: Recipe, timing: Timing, column: str) -> int:
     space = recipe.space
     any_dim = [name for name in space.schemes if scheme_named(name).shape_requirement is None]
     if column != BYTES and any_dim:  # all of these have the same dims
         space = replace(space, schemes=(any_dim[0],))
-    timing = timing_of(profile, recipe.deployment)
     return sum(int(rows.cost(column).min()) for rows in _without_loss(sites, space, timing, (column,)))
 
 
@@ -78,9 +77,7 @@ def _without_loss(
     return [sets[key] for key in alike]
 
 
-def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile, steps: Mapping[str, Step]) -> None:
-    timing = timing_of(profile, recipe.deployment, steps)
-    dense = DenseModel.of(sites, timing)
+def _check_latency(sites: Sequence[Site], recipe: Recipe, timing: Timing, dense: DenseModel) -> None:
     columns = [column for column in recipe.fractions if column not in COSTS]
     allowed = dense.allowed(recipe)
     limits = [allowed[column] for column in columns]

@@ -66,7 +66,7 @@ class Timing:
     def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Latencies:
         if not form.latency.timed and form.latency.gemm_after_fused(weight, 1, 1) is not None:  # in no table as one
             widths = self._for_all(_at_each(partial(split_fused, form, gpus=self.gpus), weight, dims))
-            return add(self.of_fused(weight, widths, scheme), self._second_gemm(form, weight, dims, scheme))
+            return add(self.of_shared(weight, widths, scheme), self._second_gemm(form, weight, dims, scheme))
         sizes, axis = self._for_all(_at_each(form.size, weight, dims)), form.latency.axis(weight)
         return self._along(
             lambda rows: form.latency.operation(weight, int(dims[0]), rows), axis, sizes, scheme, weight.input_from_norm
@@ -77,7 +77,7 @@ class Timing:
 
     def after_fused(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Latencies:
         """Return the latencies of a weight less the GEMM that it shares; with its first GEMM where that runs apart."""
-        apart = self.of_fused(weight, self._features(form, weight, dims)[0], scheme)
+        apart = self.of_shared(weight, self._features(form, weight, dims)[0], scheme)
         if form.latency.gemm_after_fused(weight, 1, 1) is None:
             return apart
         return add(apart, self._second_gemm(form, weight, dims, scheme))
@@ -89,9 +89,6 @@ class Timing:
         return np.zeros((count, len(self.workloads)), dtype=np.int64)
 
     def of_shared(self, first: Weight, widths: Ints, scheme: Scheme = BF16) -> Latencies:
-        return self.of_fused(first, widths, scheme)
-
-    def of_fused(self, first: Weight, widths: Ints, scheme: Scheme = BF16) -> Latencies:
         """Return the latencies of a GEMM of the weight's input at output widths ``(dims, workloads)``."""
         gemm, from_norm = partial(linear, k=first.in_features, n=1), first.input_from_norm
         return of_each_size(widths, lambda sizes: self._along(gemm, _OUT, self._for_all(sizes), scheme, from_norm))

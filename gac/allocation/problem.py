@@ -16,7 +16,6 @@ from gac.allocation.latencies import Timing
 from gac.allocation.split_latencies import timing_of
 from gac.core.arrays import Floats
 from gac.core.errors import BudgetError, ModelError, ProfileError
-from gac.core.workloads import Workload
 from gac.forms import form_named, variants_of
 from gac.forms.loss_curves import LossCurves
 from gac.models.sites import Site
@@ -75,10 +74,6 @@ class Problem:
         weights = (weight for site in self.sites for weight in site.weights)
         return any(form.can_exceed_dense(weight) for weight in weights for form in variants_of(forms, weight))
 
-    @property
-    def workloads(self) -> tuple[Workload, ...]:
-        return self.recipe.deployment.parsed
-
     @cached_property
     def timing(self) -> Timing:
         return timing_of(self.profile, self.recipe.deployment, self.steps)
@@ -86,11 +81,6 @@ class Problem:
     @cached_property
     def dense(self) -> DenseModel:
         return DenseModel.of(self.sites, self.timing)
-
-    @property
-    def allowed(self) -> dict[str, int]:
-        """The limit of each limited cost column over all sites."""
-        return self.dense.allowed(self.recipe)
 
     def loss_beyond_sum(self, chosen: Sequence[Candidate]) -> float:
         return self.curves.beyond_sum(
@@ -109,7 +99,7 @@ class Problem:
         if not modelled:
             return self.measured
         dtypes = {scheme_named(name).dtype for candidate in modelled for name in candidate.schemes}
-        kinds = product({workload.rows for workload in self.workloads}, sorted(dtypes))
+        kinds = product({workload.rows for workload in self.timing.workloads}, sorted(dtypes))
         errors = [error for kind in kinds if (error := self.profile.model.error(*kind)) is not None]
         return replace(self.measured, profile=replace(self.measured.profile, error=max(errors, default=None)))
 

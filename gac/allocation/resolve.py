@@ -1,7 +1,7 @@
 """Complete a recipe: decide every default for one model and one latency table, before anything is measured."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,8 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     """
     method = METHODS.get(recipe.measure.method)
     recipe = _with_method_forms(recipe, method)
-    engine = engine_of(recipe, config, profile, method)
+    steps = engine_steps(config, recipe.deployment, profile)
+    engine = engine_of(recipe, method, steps)
     fuse: Fusing | None = True if engine.shares else recipe.deployment.fuse
     if fuse is None:
         fuse = "auto" if recipe.rule == "loss" and not method.forms else False
@@ -60,22 +61,21 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     refit = resolve_refit(recipe, method, targeted, config.model_type)
     sites = as_planned(targeted, recipe.space.forms, recipe.deployment.fuse)
     resolved = speed_defaults(replace(recipe, refit=refit), sites, profile)
-    steps = engine_steps(config, resolved.deployment, profile)
+    steps = steps if engine is VLLM else {}
     check_reachable(sites, resolved, profile, steps)
     return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used, steps)
 
 
-def engine_of(recipe: Recipe, config: Any, profile: Profile, method: "Method") -> Engine:
-    """Return the engine that a plan is made for: as named, or vLLM where the profile has its steps of this model.
+def engine_of(recipe: Recipe, method: "Method", steps: Mapping[str, Step]) -> Engine:
+    """Return the engine that a plan is made for: as named, or vLLM where the profile has its ``steps`` of this model.
 
     Raises:
         GacError: the engine does not run a form, a scheme, or separate GEMMs of one input.
     """
     space, run = recipe.space, recipe.deployment
     if run.engine is None:
-        known = engine_steps(config, replace(run, engine=VLLM.name), profile)
         plain = recipe.rule == "loss" and not method.forms and run.fuse is None and space.head == DEFAULT_SCHEME
-        return VLLM if known and plain and VLLM.unserved(space.forms, space.schemes) is None else TRANSFORMERS
+        return VLLM if steps and plain and VLLM.unserved(space.forms, space.schemes) is None else TRANSFORMERS
     engine = ENGINES[run.engine]
     if (unserved := engine.unserved(space.forms, space.schemes)) is not None:
         served = ", ".join(form.name for form in FORMS if form.served)
@@ -88,6 +88,7 @@ def engine_of(recipe: Recipe, config: Any, profile: Profile, method: "Method") -
 
 
 def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, Step]:
+    """Whole steps of the dense model in vLLM by workload, where the profile has them, and vLLM is not ruled out."""
     if run.engine == TRANSFORMERS.name or run.tensor_parallel > 1:
         return {}
     times = {
@@ -96,7 +97,7 @@ def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, St
     }
     if not (known := {name: steps for name, steps in times.items() if steps and 0 not in steps}):
         return {}
-    timing = timing_of(profile, replace(run, workloads=tuple(known)))
+    timing = timing_of(profile, replace(run, engine=VLLM.name, workloads=tuple(known)))
     full, half = (
         DenseModel.of(family_of(each).sites(each), timing).gemms_ns for each in (config, with_half_mlps(config))
     )

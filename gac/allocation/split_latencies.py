@@ -91,7 +91,7 @@ class SplitTiming(Timing):
         return self._gemm_and_gather(first, features, numbers, scheme)
 
     def _gemm_and_gather(self, first: Weight, features: Ints, numbers: Ints, scheme: Scheme) -> Latencies:
-        return add(self.of_fused(first, features, scheme), of_each_size(numbers, self._of_gathers))
+        return add(super().of_shared(first, features, scheme), of_each_size(numbers, self._of_gathers))
 
     def _of_gathers(self, numbers: Ints) -> Latencies:
         latency, source = self.unknown(len(numbers))

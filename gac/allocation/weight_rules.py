@@ -109,7 +109,7 @@ class WeightRule(Rule):
         recipe = problem.recipe
         form = _resource_form(recipe.space.forms)
         assert form is not None, "check refuses forms that no rule gives"
-        limits = problem.allowed
+        limits = problem.dense.allowed(problem.recipe)
         column = KV_NUMBERS if form.rule_resource == "cached" else PARAMS
         choices, curves = self.choose(problem, form, recipe.fractions[column], limits[column]), curves_of(problem, form)
         sets = [_row(site, choices, curves, problem.timing) for site in problem.sites]

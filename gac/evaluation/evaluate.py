@@ -79,7 +79,7 @@ def evaluate(
     everyone = named if against is None else [*named, against]
     for model in everyone:
         if isinstance(model, str | Path):
-            load_config(str(model))  # fails early if there is no such model
+            load_config(model)  # fails early if there is no such model
     reader = _shared_tokenizer(everyone) if tokenizer is None else tokenizer
     suite = open_suite(tasks, num_fewshot, limit) if tasks else None
     samples = [take_sample(reader, each, windows, length, bos) for each in texts]

@@ -155,7 +155,7 @@ def _table_latency(problem: Problem, choices: Mapping[str, WeightChoice]) -> dic
         chosen = [choices[weight.name] for weight in site.weights]
         forms, dims = [choice.form for choice in chosen], [choice.dim for choice in chosen]
         rows.append(candidate_at(site, forms, dims, 0.0, problem.timing))
-    return {str(workload): total(rows, ns_of(workload)) for workload in problem.workloads}
+    return {str(workload): total(rows, ns_of(workload)) for workload in problem.timing.workloads}
 
 
 def version_of(name: str, plan: Plan) -> Version:
@@ -225,7 +225,7 @@ def _fastest(problems: Sequence[Problem], workload: Workload, max_loss: float) -
     for problem in problems:
         deployment = problem.recipe.deployment
         try:
-            limits = problem.allowed
+            limits = problem.dense.allowed(problem.recipe)
             problem.dense.amount(column)
             instance, _ = fastest(problem.candidates([*limits, column]), limits, {column: 1.0}, max_loss, max_loss)
             chosen = instance.chosen(instance.solve())

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -20,11 +21,12 @@ from gac.healing.sharding import needs_sharding, offloaded
 from gac.healing.text import HealingText, healing_text
 from gac.healing.training_mode import training_mode
 from gac.healing.whole_model import train_whole_model
-from gac.measurement.session import planned_digest, rotated_model
+from gac.measurement.session import planned_digest
 from gac.measurement.texts import CalibrationText
 from gac.models.families import family_of
 from gac.models.loading import Loaded
 from gac.models.modules import frozen
+from gac.models.rotation import rotated
 from gac.plan.plan import Healed, Plan
 
 logger = logging.getLogger(__name__)
@@ -49,7 +51,8 @@ def heal_model(
     digest = planned_digest(plan, loaded, sites)
     sample = partial(sampled_windows, loaded.model, loaded.tokenizer, digest, budget.seed, ranks, show_progress)
     windows = healing_text(text, plan, loaded, sample, budget.labels > 0)
-    with rotated_model(plan.recipe, loaded, owned=isinstance(against, (str, Path))):
+    owned = isinstance(against, (str, Path))
+    with rotated(loaded.model, owned=owned) if plan.recipe.space.rotate else nullcontext():
         dense = loaded.model
         before = _divergence(model, dense, windows, ranks)
         file = CheckpointFile(key_of(model, digest, windows.tensors, budget))

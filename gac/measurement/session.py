@@ -49,7 +49,7 @@ from gac.models.linears import check_sizes
 from gac.models.loading import Loaded, load_config, load_model, model_digest, read_parameter
 from gac.models.modules import input_device
 from gac.models.plain import check_frequencies, check_in_memory, check_one_dtype, check_plain
-from gac.models.rotation import rotate, rotated, rotates_freely
+from gac.models.rotation import rotated, rotates_freely
 from gac.models.sites import Site
 from gac.plan.evidence import Calibration, CalibrationPart, Measured
 from gac.plan.plan import Plan
@@ -114,7 +114,9 @@ def measure(
     store.check_writable()
     check_shared(store.directory, ranks)
     loaded = load_dense_model(model, tokenizer, stream=True)
-    resolved = resolved.with_rotation(partial(rotates_freely, loaded.model))
+    if (space := resolved.recipe.space).rotate is None:
+        space = replace(space, rotate=space.few_bits and rotates_freely(loaded.model))
+        resolved = replace(resolved, recipe=replace(resolved.recipe, space=space))
     recipe = resolved.recipe
     _check_model(loaded.model, resolved)
     windows = cut_windows(texts, loaded, recipe.measure.seed, recipe.measure.bos)
@@ -177,13 +179,16 @@ def calibration_run(
     """Open the statistics of a model; with the model rotated inside, where the recipe says so.
 
     The second shot's statistics are stored apart, and its model is made when its moments are first asked for.
-    ``owned`` and ``keep_rotated`` are as for ``rotated_model``.
+    ``owned`` and ``keep_rotated`` are as for ``gac.models.rotation.rotated``.
     """
     method = METHODS.get(recipe.measure.method)
     # Statistics of a rotated model are others, so they have another key.
     rotated_digest = f"{digest}, rotated" if recipe.space.rotate else digest
     key = f"{rotated_digest} {windows.digest} {method.power}"
-    with rotated_model(recipe, loaded, owned=owned, keep=keep_rotated) as rotation:
+    rotating: AbstractContextManager[Rotation | None] = nullcontext()
+    if recipe.space.rotate:
+        rotating = rotated(loaded.model, keep_rotated, owned)
+    with rotating as rotation:
         dense = CalibrationRun(loaded.model, windows.ids, method, _store(key), progress, ranks=this_run())
         if recipe.measure.shots == 1:
             yield dense, rotation
@@ -245,7 +250,7 @@ def load_dense_model(
 ) -> Loaded:
     """Load a model that is not compressed yet; an unknown family is refused before weights are read."""
     if isinstance(model, (str, Path)):
-        family_of(load_config(str(model)))
+        family_of(load_config(model))
     loaded = load_model(model, tokenizer, stream=stream, dequantise=True)
     if isinstance(loaded.model, CompressedModel):
         problem = f"a {type(loaded.model).__name__}, which is compressed"
@@ -253,19 +258,6 @@ def load_dense_model(
     check_one_dtype(loaded.model)
     check_frequencies(loaded.model)
     return loaded
-
-
-def rotated_model(
-    recipe: Recipe, loaded: Loaded, *, owned: bool, keep: bool = False
-) -> AbstractContextManager[Rotation | None]:
-    """Rotate the model inside the block, where the recipe says so; afterwards a caller's model is as it was.
-
-    ``owned``: nobody else has the model, so no second copy of its weights is needed. ``keep``: it stays rotated, unless
-    something raises.
-    """
-    if not recipe.space.rotate:
-        return nullcontext()
-    return nullcontext(rotate(loaded.model)) if owned else rotated(loaded.model, keep)
 
 
 def _check_model(model: PreTrainedModel, resolved: ResolvedRecipe) -> None:

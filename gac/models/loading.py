@@ -130,11 +130,14 @@ def load_tokenizer(name: str) -> Any:
     return tokenizer
 
 
-def load_config(name: str) -> Any:
+def load_config(model: PreTrainedModel | str | Path) -> Any:
     """The dims of a model without its weights: ``Shapes`` for a name in ``SHAPES``, else a transformers config.
 
     A ModelError says if there is nothing of this name, or if its config cannot be read.
     """
+    if not isinstance(model, str | Path):
+        return model.config
+    name = str(model)
     if name in SHAPES:
         return SHAPES[name]
     if name in PACKAGED:
@@ -145,10 +148,6 @@ def load_config(name: str) -> Any:
         config = AUTO_CONFIG.from_pretrained(name, trust_remote_code=False)
         check_config(config)
     return config
-
-
-def config_of(model: PreTrainedModel | str | Path) -> Any:
-    return load_config(str(model)) if isinstance(model, (str, Path)) else model.config
 
 
 def read_parameter(model: nn.Module, name: str) -> torch.Tensor:

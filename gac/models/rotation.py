@@ -69,11 +69,15 @@ def rotates_freely(model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def rotated(model: PreTrainedModel, keep: bool = False) -> Iterator[Rotation]:
+def rotated(model: PreTrainedModel, keep: bool = False, owned: bool = False) -> Iterator[Rotation]:
     """With a model rotated; it then gets back the very parameters that it had, which are kept in memory meanwhile.
 
-    With ``keep`` it stays rotated, unless something raises.
+    With ``keep`` it stays rotated, unless something raises. One that is ``owned``, so that nobody else has it, just
+    stays rotated, without a second copy of its weights.
     """
+    if owned:
+        yield rotate(model)
+        return
     config: Any = model.config
     before = list(model.named_parameters(remove_duplicate=False))
     tied, names, done = config.tie_word_embeddings, dict(_tied_names(model)), False

@@ -7,8 +7,8 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -343,7 +343,7 @@ class ResolvedRecipe:
 
     Attributes:
         recipe: with forms, fuse, refit, slack and limits of latency decided. ``space.rotate`` may be None until the
-            model is loaded, see ``with_rotation``; a limit that is None limits nothing.
+            model is loaded, whose norms decide it; a limit that is None limits nothing.
         targeted: the sites of the family, in model order: all weights that may change.
         sites: the same weights as the plan decides on them, see ``gac.forms.planned_sites.as_planned``.
         profile: the latency table's name and digest.
@@ -362,19 +362,6 @@ class ResolvedRecipe:
     @property
     def weight_names(self) -> list[str]:
         return [weight.name for site in self.targeted for weight in site.weights]
-
-    def with_rotation(self, rotates_freely: Callable[[], bool]) -> "ResolvedRecipe":
-        """Decide ``space.rotate`` where it is open: norms tell only when the model is loaded.
-
-        Args:
-            rotates_freely: returns True if the model can be rotated without a new weight; called only where schemes
-                have few bits.
-        """
-        space = self.recipe.space
-        if space.rotate is not None:
-            return self
-        space = replace(space, rotate=space.few_bits and rotates_freely())
-        return replace(self, recipe=replace(self.recipe, space=space))
 
 
 def check_fraction(name: str, value: object) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from fractions import Fraction
 from itertools import count
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -347,6 +348,13 @@ def test_an_instance_that_is_none_is_refused(arguments: dict[str, Any], words: s
 TWO = [Group("a", [2.0, 0.0], [[0], [1]]), Group("b", [1.0, 0.0], [[0], [1]])]
 
 
+@pytest.fixture
+def highs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HiGHS without a process of its own, which would import SciPy once more."""
+    monkeypatch.setattr("subprocess.run", lambda command, **_: highs._solve(Path(command[-1])))
+
+
+@pytest.mark.usefixtures("highs_here")
 @pytest.mark.parametrize("limits", [1, 3])
 def test_highs_agrees_on_curves(limits: int) -> None:
     groups, most = curves(groups=20, items=12, limits=limits)
@@ -355,6 +363,7 @@ def test_highs_agrees_on_curves(limits: int) -> None:
     assert record.verdict == "HiGHS agrees: it proved that none is better by 2e-06 of the sum (limits within 1e-06)"
 
 
+@pytest.mark.usefixtures("highs_here")
 def test_the_search_and_its_check_share_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that settles hard instances wrongly is found out."""
     groups, most = curves(groups=60, limits=2)
@@ -366,6 +375,7 @@ def test_the_search_and_its_check_share_no_solver(monkeypatch: pytest.MonkeyPatc
         crosscheck(groups, most, replace(worse, certificate=lying))
 
 
+@pytest.mark.usefixtures("highs_here")
 def test_a_choice_that_is_not_the_best_is_found_out() -> None:
     best = knapsack(TWO, [1])
     proof = replace(best.certificate, value=2.0, lower_bound=2.0)
@@ -377,6 +387,7 @@ def test_a_choice_that_is_not_the_best_is_found_out() -> None:
         crosscheck(TWO, [1], replace(best, choice=(1, 1), used=(2,)))
 
 
+@pytest.mark.usefixtures("highs_here")
 def test_costs_that_float64_cannot_tell_apart_are_compared_exactly() -> None:
     """HiGHS takes two cheap items for one limit's worth; in integers they exceed it, so they contradict nothing."""
     costs = np.append(0, 2**55 + np.arange(30))[:, None]
@@ -389,6 +400,7 @@ def test_costs_that_float64_cannot_tell_apart_are_compared_exactly() -> None:
     )
 
 
+@pytest.mark.usefixtures("highs_here")
 @pytest.mark.parametrize("kind", ["huge costs", "scales"])
 def test_no_right_choice_is_contradicted(kind: str) -> None:
     groups, most = random_instance(0, kind=kind)

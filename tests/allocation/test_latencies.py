@@ -49,7 +49,7 @@ def test_every_fused_width_has_a_latency(name: str) -> None:
         weights = [site.weights[position] for position in site.fused]
         widths = np.arange(8, sum(weight.out_features for weight in weights) + 1, 8)
         for_all = np.repeat(widths[:, None], len(WORKLOADS), axis=1)
-        assert (timing.of_fused(weights[0], for_all)[0] == 1).all()
+        assert (timing.of_shared(weights[0], for_all)[0] == 1).all()
 
 
 def test_every_rank_has_a_latency_fused_or_not(name: str) -> None:
@@ -128,8 +128,8 @@ def test_weights_in_one_scheme_share_a_gemm_and_take_what_the_table_has_for_it()
         read = (q_k_v.dims % 32 == 0).all(axis=1)  # the table has too few weights that no kernel reads
         assert read.any()
         assert (q_k_v.latency[read] != UNKNOWN).all()
-    of_fused = Timing(table(points), WORKLOADS).of_fused(Weight("w", 960, 576), np.array([[960, 960]]), W4A16)
-    assert of_fused[0].tolist() == [[np.ceil(by_bytes(Point(linear(rows, 576, 960), "w4a16"))) for rows in (1024, 1)]]
+    shared = Timing(table(points), WORKLOADS).of_shared(Weight("w", 960, 576), np.array([[960, 960]]), W4A16)
+    assert shared[0].tolist() == [[np.ceil(by_bytes(Point(linear(rows, 576, 960), "w4a16"))) for rows in (1024, 1)]]
 
 
 @pytest.mark.parametrize(("name", "dims"), [("dense", [576]), ("low_rank", [64, 128])])

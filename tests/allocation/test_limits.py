@@ -78,4 +78,4 @@ def test_a_choice_that_is_close_will_do_where_a_proof_takes_long(
 
 def test_limits_are_fractions_of_what_the_dense_model_takes() -> None:
     recipe = Recipe.of(0.5, memory=0.7, workloads=[PREFILL, UNKNOWN], latency={PREFILL: 0.9})
-    assert replace(TWO, recipe=recipe).allowed == {"params": 144, "bytes": 403, ns_of(PREFILL): 108}
+    assert TWO.dense.allowed(recipe) == {"params": 144, "bytes": 403, ns_of(PREFILL): 108}

@@ -39,14 +39,16 @@ def sites_of(model: Any) -> tuple[Site, ...]:
     return family_of(model.config).sites(model.config)
 
 
-def run_of(model: Any, store: StatisticsStore | None = None) -> CalibrationRun:
-    return CalibrationRun(model, WINDOWS, METHOD, store or temporary_store(), progress=False)
+def run_of(model: Any, store: StatisticsStore | None = None, windows: Tensor = WINDOWS) -> CalibrationRun:
+    return CalibrationRun(model, windows, METHOD, store or temporary_store(), progress=False)
 
 
-def measured(rule: str, model: Any, store: StatisticsStore | None = None) -> Mapping[str, Floats]:
+def measured(
+    rule: str, model: Any, store: StatisticsStore | None = None, windows: Tensor = WINDOWS
+) -> Mapping[str, Floats]:
     needs = RULES.get(rule).needs
     assert needs is not None
-    return measure_weights(needs, run_of(model, store), sites_of(model))
+    return measure_weights(needs, run_of(model, store, windows), sites_of(model))
 
 
 def gradients(model: Any) -> dict[str, Tensor]:
@@ -100,7 +102,7 @@ def test_the_model_is_left_as_it_was(rule: str, tiny_model: LlamaForCausalLM) ->
     for name in still:
         tiny_model.get_parameter(name).requires_grad_(False)
     before = copy.deepcopy(tiny_model.state_dict())
-    measured(rule, tiny_model)
+    measured(rule, tiny_model, windows=WINDOWS[:2])
     assert [name for name, module in tiny_model.named_modules() if not module.training] == ["model.norm"]
     assert {name for name, value in tiny_model.named_parameters() if not value.requires_grad} == still
     assert all(value.grad is None for value in tiny_model.parameters())
@@ -110,10 +112,10 @@ def test_the_model_is_left_as_it_was(rule: str, tiny_model: LlamaForCausalLM) ->
 @pytest.mark.parametrize("rule", MEASURING)
 def test_a_layer_is_measured_once(rule: str, tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     store = StatisticsStore(tmp_path)
-    first = measured(rule, tiny_model, store)
+    first = measured(rule, tiny_model, store, WINDOWS[:2])
     (tmp_path / f"{rule.partition(':')[0]}-svd-llm-0001.safetensors").unlink()
     tiny_model.model.embed_tokens.weight.data.zero_()
-    again = measured(rule, tiny_model, store)
+    again = measured(rule, tiny_model, store, WINDOWS[:2])
     assert set(again) == set(first)
     name = "model.layers.0.self_attn.q_proj"
     assert np.array_equal(again[name], first[name])

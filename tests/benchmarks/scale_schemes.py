@@ -98,7 +98,7 @@ def llama(**limits: Any) -> Problem:
 
 def instance_of(problem: Problem) -> Instance:
     """The candidates, as ``gac.allocation.decide`` makes them."""
-    limits = problem.allowed
+    limits = problem.dense.allowed(problem.recipe)
     return as_knapsack(problem.candidates(limits), limits)
 
 
