@@ -209,8 +209,9 @@ def test_gemms_take_the_scale_of_a_step() -> None:
 
 def test_a_limit_of_1_allows_the_dense_model_in_the_plugin() -> None:
     slower = {PREFILL: Step(dense_ns=29_000, served_ns=30_000)}
-    assert problem(slower, latency={PREFILL: 1.0}).allowed[f"ns:{PREFILL}"] == 12_000
-    assert problem(slower, latency={PREFILL: 0.9}).allowed[f"ns:{PREFILL}"] == 26_100 - 18_000
+    for share, limit in ((1.0, 12_000), (0.9, 26_100 - 18_000)):
+        limited = problem(slower, latency={PREFILL: share})
+        assert limited.dense.allowed(limited.recipe)[f"ns:{PREFILL}"] == limit
 
 
 @pytest.mark.parametrize("saved", [0.0, -1.0])
