@@ -56,3 +56,11 @@ def test_gate_and_up_are_activated_in_one_launch(n: int, columns: int) -> None:
 )
 def test_cublas_multiplies_what_it_is_faster_at(rows: int, n: int, columns: int, kernel: bool) -> None:
     assert (few_rows.tile_of(rows, n, columns) is not None) == kernel
+
+
+def test_nothing_past_the_ends_of_rows_is_read() -> None:
+    apart = torch.full((64, 180), torch.nan, dtype=torch.bfloat16)
+    apart[:, :80] = torch.randn(64, 80)
+    weight, out = torch.randn(32, 80, dtype=torch.bfloat16), torch.empty(64, 32, dtype=torch.bfloat16)
+    few_rows.multiply(apart[:, :80], weight, out)
+    assert error(out, apart[:, :80].double() @ weight.double().t()) < 4e-3
