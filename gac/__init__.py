@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from gac.api import frontier as frontier
     from gac.api import heal as heal
     from gac.checkpoint.export import export as export
-    from gac.checkpoint.gguf.write import GgufFile as GgufFile
-    from gac.checkpoint.gguf.write import export_gguf as export_gguf
+    from gac_extensions.gguf.write import GgufFile as GgufFile
+    from gac_extensions.gguf.write import export_gguf as export_gguf
     from gac.checkpoint.load import load as load
     from gac.checkpoint.save import save as save
     from gac.checkpoint.verify import Verified as Verified
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from gac.evaluation.results import Divergence as Divergence
     from gac.evaluation.results import Evaluation as Evaluation
     from gac.evaluation.results import Perplexity as Perplexity
-    from gac.lab.figures import published_heads as published_heads
-    from gac.lab.mechanisms.explain import explain as explain
+    from gac_extensions.lab.figures import published_heads as published_heads
+    from gac_extensions.lab.mechanisms.explain import explain as explain
     from gac.measurement.documents import Documents as Documents
     from gac.plan.plan import Plan as Plan
     from gac.plan.recipe import Recipe as Recipe
     from gac.profiling.cliffs import find_cliffs as find_cliffs
     from gac.profiling.table import Profile as Profile
     from gac.quantizer import GacConfig as GacConfig
-    from gac.repairs.contract import ShapeContract as ShapeContract
-    from gac.repairs.run import repair as repair
-    from gac.tokens.allocate import allocate_tokens as allocate_tokens
-    from gac.tokens.allocate import press as press
-    from gac.tokens.page import report as report
-    from gac.tokens.plan import TokenPlan as TokenPlan
+    from gac_extensions.repairs.contract import ShapeContract as ShapeContract
+    from gac_extensions.repairs.run import repair as repair
+    from gac_extensions.tokens.allocate import allocate_tokens as allocate_tokens
+    from gac_extensions.tokens.allocate import press as press
+    from gac_extensions.tokens.page import report as report
+    from gac_extensions.tokens.plan import TokenPlan as TokenPlan
 else:
     from importlib import import_module
 
@@ -56,7 +56,7 @@ else:
         "gac.allocation.knapsack": "Group Solution knapsack",
         "gac.api": "allocate compress frontier heal",
         "gac.checkpoint.export": "export",
-        "gac.checkpoint.gguf.write": "GgufFile export_gguf",
+        "gac_extensions.gguf.write": "GgufFile export_gguf",
         "gac.checkpoint.load": "load",
         "gac.checkpoint.save": "save",
         "gac.checkpoint.verify": "Verified verify",
@@ -64,19 +64,19 @@ else:
         "gac.evaluation.evaluate": "evaluate",
         "gac.evaluation.perplexity": "divergence perplexity",
         "gac.evaluation.results": "Divergence Evaluation Perplexity",
-        "gac.lab.figures": "published_heads",
-        "gac.lab.mechanisms.explain": "explain",
+        "gac_extensions.lab.figures": "published_heads",
+        "gac_extensions.lab.mechanisms.explain": "explain",
         "gac.measurement.documents": "Documents",
         "gac.plan.plan": "Plan",
         "gac.plan.recipe": "Recipe",
         "gac.profiling.cliffs": "find_cliffs",
         "gac.profiling.table": "Profile",
         "gac.quantizer": "GacConfig",
-        "gac.repairs.contract": "ShapeContract",
-        "gac.repairs.run": "repair",
-        "gac.tokens.allocate": "allocate_tokens press",
-        "gac.tokens.page": "report",
-        "gac.tokens.plan": "TokenPlan",
+        "gac_extensions.repairs.contract": "ShapeContract",
+        "gac_extensions.repairs.run": "repair",
+        "gac_extensions.tokens.allocate": "allocate_tokens press",
+        "gac_extensions.tokens.page": "report",
+        "gac_extensions.tokens.plan": "TokenPlan",
     }
     _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
     __all__ = ["__version__", "plots", *_HOMES]

@@ -19,7 +19,7 @@ from gac.reporting.figures.sweeps import atlas, latency
 from gac.reporting.frontier import figure_of_frontier
 from gac.reporting.frontier import plot_frontier as frontier
 from gac.reporting.page import save
-from gac.tokens.figures import figure_of_tokens, token_losses, tokens
+from gac_extensions.tokens.figures import figure_of_tokens, token_losses, tokens
 
 __all__ = [
     "Outcome",

@@ -14,7 +14,7 @@ import torch
 
 import gac
 from gac import plots
-from gac.lab.mechanisms.explain import explain
+from gac_extensions.lab.mechanisms.explain import explain
 from gac.profiling.cliffs import find_cliffs
 from gac.testing import models
 from tests.small_pipeline import Small

@@ -53,7 +53,7 @@ HEAVY = ("torch", "transformers", "scipy", "ortools", "datasets", "pydantic", "r
 PLANNING = (
     "gac.allocation.crosscheck",
     "gac.allocation.resolve",
-    "gac.lab.tables",
+    "gac_extensions.lab.tables",
     "gac.plan.summary",
     "gac.plots",
     "gac.profiling.cliffs",
@@ -61,7 +61,7 @@ PLANNING = (
     "gac.profiling.sweeps.sweep",
     "gac.reporting.evaluation",
     "gac.reporting.gpu_tables",
-    "gac.tokens.page",
+    "gac_extensions.tokens.page",
 )
 """Between them they load every module that measures no model: plans, forms, families, tables, cliffs, studies."""
 

@@ -51,11 +51,11 @@ RULES: Registry[Rule] = Registry(
     "rule",
     {
         "loss": "gac.allocation.rules:Exact",
-        "importance": "gac.baselines.rules:Importance",
-        "uniform": "gac.baselines.rules:Uniform",
-        "fisher": "gac.baselines.rules:Fisher",
-        "zero-sum": "gac.baselines.rules:ZeroSum",
-        "sensitivity": "gac.baselines.rules:Sensitivity",
+        "importance": "gac_extensions.baselines.rules:Importance",
+        "uniform": "gac_extensions.baselines.rules:Uniform",
+        "fisher": "gac_extensions.baselines.rules:Fisher",
+        "zero-sum": "gac_extensions.baselines.rules:ZeroSum",
+        "sensitivity": "gac_extensions.baselines.rules:Sensitivity",
     },
     lambda rule: check_contract("rule", rule, (), Rule),
 )

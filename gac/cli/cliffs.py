@@ -25,8 +25,8 @@ from gac.core.display import fields
 from gac.core.errors import GacError, ProfileError
 
 if TYPE_CHECKING:
-    from gac.lab.mechanisms import Run
-    from gac.lab.studies import Study, StudyResult
+    from gac_extensions.lab.mechanisms import Run
+    from gac_extensions.lab.studies import Study, StudyResult
     from gac.profiling.table import Profile, Sweep
     from gac.reporting.gpu_tables import ExplainedSweep
 
@@ -74,7 +74,7 @@ def cliffs(name: str, dims: Dims, plot: Path | None, **chosen: Any) -> Answer:
 
 
 def _with_causes(profile: "Profile", sweep: "Sweep") -> "ExplainedSweep":
-    from gac.lab.mechanisms import causes_of, edge_causes
+    from gac_extensions.lab.mechanisms import causes_of, edge_causes
     from gac.profiling.cliffs import find_cliffs
     from gac.reporting.gpu_tables import ExplainedSweep
 
@@ -161,8 +161,8 @@ def explain(
     OPERATOR is linear, low_rank, sdpa, ...; DIM is the size of one of its axes: a rank, a head_dim, a width. Without
     --profile the rules of every architecture are listed, with published costs.
     """
-    from gac.lab.mechanisms.explain import explain as look_up
-    from gac.lab.tables import explanation_tables
+    from gac_extensions.lab.mechanisms.explain import explain as look_up
+    from gac_extensions.lab.tables import explanation_tables
 
     table = None if profile is None else gac.Profile.load(profile)
     explanation = look_up(operator, dim, table, axis, shape or None, dtype)
@@ -197,8 +197,8 @@ def study(names: Sequence[str], every: bool, profile: str | None, output: Path |
     Measures what is missing in the studies' file of this GPU, shows the result with the published table, and judges.
     Without NAME, the studies are listed.
     """
-    from gac.lab.studies import STUDIES
-    from gac.lab.tables import studies_table, study_table, verdicts_table
+    from gac_extensions.lab.studies import STUDIES
+    from gac_extensions.lab.tables import studies_table, study_table, verdicts_table
 
     chosen = tuple(STUDIES.get(name) for name in dict.fromkeys(names))
     chosen = tuple(STUDIES) if every else chosen

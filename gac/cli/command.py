@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from gac.allocation.frontier import Frontier
     from gac.plan.plan import Plan
-    from gac.tokens.plan import TokenPlan
+    from gac_extensions.tokens.plan import TokenPlan
 
 FAILED = 1
 INTERRUPTED = 130

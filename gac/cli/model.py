@@ -28,7 +28,7 @@ from gac.cli.options import (
 from gac.cli.recipe import STATISTICS_KEPT, recipe_options, request
 from gac.core.distributed.launch import leads
 from gac.core.errors import CheckpointError, PlanError
-from gac.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
+from gac_extensions.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
 
 _DIRECTORY = Target(CheckpointError, directory=True)
 _FRONTIER = Target(PlanError, early=False)
@@ -279,7 +279,7 @@ def repair(directory: Path, output: Path, workloads: Sequence[str], **options: A
     a checkpoint of GAC. It is never written to.
     """
     repaired = gac.repair(directory, output, workloads=workloads, **options)
-    from gac.repairs.report import repair_document, repair_tables
+    from gac_extensions.repairs.report import repair_document, repair_tables
 
     return Answer(repair_document(repaired), lambda: repair_tables(repaired))
 

@@ -175,7 +175,7 @@ def _model_points(
     from gac.core.workloads import Workload
     from gac.models.loading import load_config
     from gac.profiling.sweeps.coverage import fused_points, model_points, token_points
-    from gac.tokens.defaults import SHARES, STEP
+    from gac_extensions.tokens.defaults import SHARES, STEP
 
     parsed = [Workload.parse(text) for text in workloads]
     for config in map(load_config, models):
@@ -188,7 +188,7 @@ def _model_points(
 
 
 def _check_sweeps(names: Sequence[str]) -> None:
-    from gac.lab.studies import STUDIES
+    from gac_extensions.lab.studies import STUDIES
 
     known = (GENERAL, *STUDIES.names)
     if unknown := next((name for name in names if name not in known), None):
@@ -203,7 +203,7 @@ def _sweep_points(name: str, dtype: str, schemes: Sequence[str]) -> tuple["Point
         from gac.profiling.sweeps.coverage import general_points
 
         return general_points(dtype, torch.cuda.get_device_capability(), schemes)
-    from gac.lab.studies import STUDIES
+    from gac_extensions.lab.studies import STUDIES
 
     return STUDIES.get(name).points()
 

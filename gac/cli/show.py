@@ -29,7 +29,7 @@ def graph(model: str, forms: Sequence[str]) -> Answer:
     from gac.models.families import family_of
     from gac.models.loading import load_config
     from gac.reporting.dims_moved import TOKENS, choices, choices_table, tokens_kept
-    from gac.tokens.defaults import STEP
+    from gac_extensions.tokens.defaults import STEP
 
     config = load_config(model)
     family, of_weights = family_of(config), [form for form in forms if form != TOKENS]
@@ -53,7 +53,7 @@ def compare(files: tuple[Path, ...]) -> Answer:
     weights that differ most as well. Plans of gac tokens are compared with each other: tokens, loss, memory, latency.
     """
     from gac.reporting.tables import comparison_table, differences_table
-    from gac.tokens import plan as token_plans
+    from gac_extensions.tokens import plan as token_plans
 
     if len(files) < 2:
         raise click.UsageError("Name two plans or more.")
@@ -96,7 +96,7 @@ def report(
     For a plan of gac tokens: the tokens that every layer keeps, and the loss of each budget. The page is a single HTML
     file that needs no network.
     """
-    from gac.tokens.plan import load_plans
+    from gac_extensions.tokens.plan import load_plans
 
     paths = named((plan_file, *against))
     (name, *names), (plan, *others) = paths, load_plans(paths.values())

@@ -30,8 +30,8 @@ class WeightMeasurement(ABC):
 MEASUREMENTS: Registry[WeightMeasurement] = Registry(
     "measurement",
     {
-        "zero-sum": "gac.baselines.measurements:LossChanges",
-        "sensitivity": "gac.baselines.measurements:TruncationLosses",
+        "zero-sum": "gac_extensions.baselines.measurements:LossChanges",
+        "sensitivity": "gac_extensions.baselines.measurements:TruncationLosses",
     },
     lambda measurement: check_contract("measurement", measurement, (), WeightMeasurement),
 )

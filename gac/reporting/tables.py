@@ -17,7 +17,7 @@ from gac.plan.summary import facts, lines, speed, stored
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gac.checkpoint.gguf.write import GgufFile
+    from gac_extensions.gguf.write import GgufFile
 
 
 def plan_summary(plan: Plan) -> Text:

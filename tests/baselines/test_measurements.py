@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
 from gac.allocation.rules import RULES
-from gac.baselines import measurements
-from gac.baselines.measurements import KEPT_FRACTIONS, mean_gradients
+from gac_extensions.baselines import measurements
+from gac_extensions.baselines.measurements import KEPT_FRACTIONS, mean_gradients
 from gac.core.arrays import Floats
 from gac.core.errors import ModelError
 from gac.forms.artifacts import LayerArtifacts

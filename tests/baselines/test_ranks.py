@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gac.allocation.weight_rules import Chosen, Rounding, at_ranks
-from gac.baselines.rules import (
+from gac_extensions.baselines.rules import (
     fisher_ranks,
     most_important,
     sensitivity_ranks,

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gac.baselines.measurements import mean_gradients
+from gac_extensions.baselines.measurements import mean_gradients
 from gac.core.progress import progress_bar
 from gac.measurement.runs import window_loss
 from gac.measurement.text import calibration_windows

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gac.allocation.weight_rules import Chosen, at_ranks
-from gac.baselines.rules import WINDOW, most_important, uniform_ranks
+from gac_extensions.baselines.rules import WINDOW, most_important, uniform_ranks
 from gac.core.arrays import Ints
 from gac.forms import form_named
 from gac.models.families import family_of

@@ -30,8 +30,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import gac
 from gac.models.loading import default_device, load_model
 from gac.models.shapes import SHAPES
-from gac.repairs.contract import STRATEGIES
-from gac.repairs.report import RepairResult
+from gac_extensions.repairs.contract import STRATEGIES
+from gac_extensions.repairs.report import RepairResult
 from tests.benchmarks.harness import options, write
 from tests.models.small import weights_of
 from tests.repairs import checkpoints as stored

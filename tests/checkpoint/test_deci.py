@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac.checkpoint.gguf.tensors import interleaved
+from gac_extensions.gguf.tensors import interleaved
 from gac.core.errors import CheckpointError
 from gac.forms import form_named
 from gac.plan.plan import Plan

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import gac
-from gac.checkpoint.gguf.tensors import BLOCK_TYPES
+from gac_extensions.gguf.tensors import BLOCK_TYPES
 from gac.core.errors import CheckpointError
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import HEAD_DIM, RANK, WIDTH, MakePlan, compressed

@@ -9,7 +9,7 @@ import pytest
 from commands import answer, ranks, refused, run, write_profile
 
 from gac.core.workloads import Workload
-from gac.lab.studies import STUDIES
+from gac_extensions.lab.studies import STUDIES
 from gac.plan.engines import VLLM
 from gac.profiling.folders import find_profile
 from gac.profiling.records import Point

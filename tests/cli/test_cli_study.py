@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from commands import answer, refused, run, write_profile
 
-from gac.lab.studies import STUDIES
+from gac_extensions.lab.studies import STUDIES
 from gac.profiling.records import Point
 
 NAMES = ("gemm-k", "round-to-aligned")

@@ -11,10 +11,10 @@ from gac.core.workloads import Workload
 from gac.profiling.operators import operation
 from gac.profiling.records import DeviceLostError, Header, Measurement, Point
 from gac.profiling.table import Profile
-from gac.repairs.contract import STRATEGIES, ShapeContract
-from gac.repairs.dims import Run, SharedDim
-from gac.repairs.run import decide
-from gac.repairs.times import DTYPE, in_table, measured_dims, on_gpu, total_times
+from gac_extensions.repairs.contract import STRATEGIES, ShapeContract
+from gac_extensions.repairs.dims import Run, SharedDim
+from gac_extensions.repairs.run import decide
+from gac_extensions.repairs.times import DTYPE, in_table, measured_dims, on_gpu, total_times
 from tests.cli.commands import ranks, write_profile
 from tests.headers import make_header
 

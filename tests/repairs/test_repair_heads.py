@@ -15,7 +15,7 @@ from gac.checkpoint.card import model_card
 from gac.core.errors import PlanError
 from gac.models.families import family_of
 from gac.plan.plan import Plan
-from gac.repairs.report import RepairResult, UnpaddedDim, repair_tables
+from gac_extensions.repairs.report import RepairResult, UnpaddedDim, repair_tables
 from gac.reporting.report.sources import Sources
 from gac.testing.models import tiny_config
 from tests.models.small import small_config, small_model

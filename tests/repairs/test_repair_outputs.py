@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaForCausalL
 
 import gac
 from gac.models.families import family_of
-from gac.repairs.contract import STRATEGIES
-from gac.repairs.report import PaddedDim, RepairResult
+from gac_extensions.repairs.contract import STRATEGIES
+from gac_extensions.repairs.report import PaddedDim, RepairResult
 from tests.models.small import every_layout, small_config, small_model
 from tests.repairs.checkpoints import (
     H100,

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.plan.plan import Candidate, Limit, Plan, WorkloadLatency
-from gac.repairs.planned import padded_plan
+from gac_extensions.repairs.planned import padded_plan
 from gac.testing.models import tiny_config
 from tests.changed import changed_recipe
 from tests.compression.applying import applied, logits

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from rendering import shown
 
-from gac.lab.mechanisms.causes import Cause
+from gac_extensions.lab.mechanisms.causes import Cause
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Launch
 from gac.profiling.table import Sweep

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from gac.reporting.report.render import report_page
 from gac.reporting.report.sources import Sources
-from gac.tokens.page import tokens_page
+from gac_extensions.tokens.page import tokens_page
 from tests.reporting.report_plans import by_rule, decided, renamed, whole_range
 from tests.tokens.test_token_plan import curves, plan_of
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from rendering import shown
 
-from gac.lab.studies import Column, StudyResult
-from gac.lab.tables import study_table
+from gac_extensions.lab.studies import Column, StudyResult
+from gac_extensions.lab.tables import study_table
 
 RESULT = StudyResult(
     "gemm-k",

@@ -10,7 +10,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel, Static
 
 import gac
 from gac.core.errors import GacError, ModelError, PlanError
-from gac.tokens.presses import known_presses
+from gac_extensions.tokens.presses import known_presses
 from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small
 

@@ -17,7 +17,7 @@ from gac.measurement.texts import Texts
 from gac.models.attentions import heads_of
 from gac.plan.plan import WorkloadLatency
 from gac.profiling.records import Point
-from gac.tokens.presses import known_presses, press_of
+from gac_extensions.tokens.presses import known_presses, press_of
 from tests.allocation.test_latencies import table
 from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small
@@ -131,7 +131,7 @@ def test_resume(small: Small, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     before = windows[1].stat().st_mtime_ns
     assert planned(small) == first
     assert windows[1].stat().st_mtime_ns == before
-    monkeypatch.setattr("gac.tokens.allocate._window_losses", None)
+    monkeypatch.setattr("gac_extensions.tokens.allocate._window_losses", None)
     assert planned(small, 0.75).layers != first.layers
 
 

@@ -15,8 +15,8 @@ from gac.core.errors import GacError, PlanError
 from gac.plan.plan import Plan, WorkloadLatency
 from gac.reporting.report.render import report_page
 from gac.reporting.report.sources import Sources
-from gac.tokens.page import tokens_page, tokens_section
-from gac.tokens.plan import TokenPlan, load_plans
+from gac_extensions.tokens.page import tokens_page, tokens_section
+from gac_extensions.tokens.plan import TokenPlan, load_plans
 from tests.cli.commands import refused, run
 from tests.reporting.rendering import legend
 from tests.reporting.report_plans import decided

@@ -16,10 +16,10 @@ import gac
 from gac.core.errors import BudgetError, GacError, ModelError, PlanError
 from gac.models.attentions import Heads
 from gac.plan.plan import WorkloadLatency
-from gac.tokens.attending import Prefill, attending
-from gac.tokens.decide import decide
-from gac.tokens.plan import SCHEMA, TokenPlan
-from gac.tokens.presses import kvpress
+from gac_extensions.tokens.attending import Prefill, attending
+from gac_extensions.tokens.decide import decide
+from gac_extensions.tokens.plan import SCHEMA, TokenPlan
+from gac_extensions.tokens.presses import kvpress
 from tests.models.small import small_config, small_model
 
 BUDGETS = [8, 16, 24, 32, 40, 48, 56, 64]

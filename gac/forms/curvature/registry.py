@@ -21,11 +21,11 @@ METHODS: "Registry[Method]" = Registry(
     "method",
     {
         "kfac": "gac.forms.curvature.methods:Kfac",
-        "svd": "gac.baselines.methods:Svd",
-        "asvd": "gac.baselines.methods:Asvd",
-        "svd-llm": "gac.baselines.methods:SvdLlm",
-        "palu": "gac.baselines.methods:Palu",
-        "palu-fold": "gac.baselines.methods:PaluFold",
+        "svd": "gac_extensions.baselines.methods:Svd",
+        "asvd": "gac_extensions.baselines.methods:Asvd",
+        "svd-llm": "gac_extensions.baselines.methods:SvdLlm",
+        "palu": "gac_extensions.baselines.methods:Palu",
+        "palu-fold": "gac_extensions.baselines.methods:PaluFold",
     },
     _check,
 )

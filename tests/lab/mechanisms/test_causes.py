@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gac.lab.mechanisms.causes import Cause, cause_between, causes_of, edge_causes
+from gac_extensions.lab.mechanisms.causes import Cause, cause_between, causes_of, edge_causes
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Launch
 from gac.profiling.table import Profile, Sweep

@@ -4,7 +4,7 @@ from itertools import product
 import pytest
 
 from gac.core.errors import ProfileError
-from gac.lab.mechanisms import Cost, Explanation, Finding, explain
+from gac_extensions.lab.mechanisms import Cost, Explanation, Finding, explain
 from gac.profiling.operators import OPERATORS
 from gac.profiling.table import Profile
 from gac.schemes import SCHEMES

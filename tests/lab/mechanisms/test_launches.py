@@ -4,7 +4,7 @@ from math import prod
 import msgspec
 import pytest
 
-from gac.lab.mechanisms.causes import Gemm, Waves, gemms_of, occupancy, read_kernel, waves_of
+from gac_extensions.lab.mechanisms.causes import Gemm, Waves, gemms_of, occupancy, read_kernel, waves_of
 from gac.profiling.kernel_names import describe
 from gac.profiling.records import Launch
 from gac.profiling.table import Profile

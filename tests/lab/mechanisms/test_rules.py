@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 
-from gac.lab.mechanisms.rules import CHECKS, RULES, Setting, rules_for
+from gac_extensions.lab.mechanisms.rules import CHECKS, RULES, Setting, rules_for
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Launch
 

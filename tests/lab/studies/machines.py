@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gac.lab.studies import published
+from gac_extensions.lab.studies import published
 from gac.profiling.operators import work_of
 from gac.profiling.records import Launch, Measurement, Point
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gac.core.errors import ProfileError
-from gac.lab.studies import STUDIES, Study
+from gac_extensions.lab.studies import STUDIES, Study
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Measurement, Point
 from tests.lab.studies.machines import Machine, a100, flat

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gac.lab.studies import STUDIES, StudyResult, published
-from gac.lab.studies.readings import percent, times
-from gac.lab.studies.records import Band
+from gac_extensions.lab.studies import STUDIES, StudyResult, published
+from gac_extensions.lab.studies.readings import percent, times
+from gac_extensions.lab.studies.records import Band
 from gac.profiling.records import Point
 from tests.lab.studies.machines import Answer, Machine, a100, flat
 

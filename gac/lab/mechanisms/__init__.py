@@ -1,6 +1,0 @@
-"""Why dims collapse: rules with their sources, and the kernels that were recorded."""
-
-from gac.lab.mechanisms.causes import Cause, Run, causes_of, edge_causes
-from gac.lab.mechanisms.explain import Collapse, Cost, Explanation, Finding, explain
-
-__all__ = ["Cause", "Collapse", "Cost", "Explanation", "Finding", "Run", "causes_of", "edge_causes", "explain"]

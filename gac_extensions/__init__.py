@@ -1,0 +1,1 @@
+"""Extensions of GAC, which it asks for by name: published studies, tokens to cache, repairs, peers, GGUF."""
