@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gac.api import frontier as frontier
     from gac.api import heal as heal
     from gac.checkpoint.export import export as export
-    from gac_extensions.gguf.write import GgufFile as GgufFile
-    from gac_extensions.gguf.write import export_gguf as export_gguf
     from gac.checkpoint.load import load as load
     from gac.checkpoint.save import save as save
     from gac.checkpoint.verify import Verified as Verified
@@ -34,14 +32,16 @@ if TYPE_CHECKING:
     from gac.evaluation.results import Divergence as Divergence
     from gac.evaluation.results import Evaluation as Evaluation
     from gac.evaluation.results import Perplexity as Perplexity
-    from gac_extensions.lab.figures import published_heads as published_heads
-    from gac_extensions.lab.mechanisms.explain import explain as explain
     from gac.measurement.documents import Documents as Documents
     from gac.plan.plan import Plan as Plan
     from gac.plan.recipe import Recipe as Recipe
     from gac.profiling.cliffs import find_cliffs as find_cliffs
     from gac.profiling.table import Profile as Profile
     from gac.quantizer import GacConfig as GacConfig
+    from gac_extensions.gguf.write import GgufFile as GgufFile
+    from gac_extensions.gguf.write import export_gguf as export_gguf
+    from gac_extensions.lab.figures import published_heads as published_heads
+    from gac_extensions.lab.mechanisms.explain import explain as explain
     from gac_extensions.repairs.contract import ShapeContract as ShapeContract
     from gac_extensions.repairs.run import repair as repair
     from gac_extensions.tokens.allocate import allocate_tokens as allocate_tokens

@@ -1,19 +1,20 @@
-"""The source code of the package, parsed once."""
+"""The source code of both packages, parsed once."""
 
 import ast
 from functools import cache
 from pathlib import Path
 
 import gac
+import gac_extensions
 
-ROOT = Path(gac.__file__).parent
+ROOTS = [Path(package.__file__).parent for package in (gac_extensions, gac)]
 
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    """Every module's syntax tree by its path in the package."""
-    paths = sorted(ROOT.rglob("*.py"))
-    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    """Every module's syntax tree by its path in its package."""
+    paths = [(root, path) for root in ROOTS for path in sorted(root.rglob("*.py"))]
+    return {path.relative_to(root).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for root, path in paths}
 
 
 @cache

@@ -14,9 +14,9 @@ import torch
 
 import gac
 from gac import plots
-from gac_extensions.lab.mechanisms.explain import explain
 from gac.profiling.cliffs import find_cliffs
 from gac.testing import models
+from gac_extensions.lab.mechanisms.explain import explain
 from tests.small_pipeline import Small
 
 Row = tuple[str, dict[str, Any], str]

@@ -6,13 +6,16 @@ import click
 
 from gac.cli.bench import bench
 from gac.cli.check import evaluate
-from gac.cli.cliffs import cliffs, explain, study
+from gac.cli.cliffs import cliffs
 from gac.cli.command import Program
-from gac.cli.model import allocate, compress, export, frontier, heal, repair, tokens, verify
+from gac.cli.model import allocate, compress, export, frontier, heal, verify
 from gac.cli.plot import plot
 from gac.cli.profile import profile, profiles
-from gac.cli.show import compare, graph, report
+from gac.cli.show import compare, report
 from gac.core.version import __distribution__, __version__
+from gac_extensions.lab.commands import explain, graph, study
+from gac_extensions.repairs.commands import repair
+from gac_extensions.tokens.commands import tokens
 
 _EPILOG = """\b
 A first plan needs no network and no GPU (docs/quickstart.md names the packages):

@@ -1,7 +1,6 @@
 """Commands that plan, make models smaller, verify and convert them."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,26 +8,21 @@ from typing import Any
 import click
 
 import gac
-from gac.cli.command import Answer, Command, frontier_document, note, plan_document, tokens_document
+from gac.cli.command import Answer, Command, frontier_document, note, plan_document
 from gac.cli.options import (
-    AT_LEAST_1,
     FILE,
     Figure,
     Target,
     flag,
-    latency_option,
     option,
     overwrite_option,
     reject_options,
     several,
-    table_option,
     tokenizer_option,
-    workloads_option,
 )
 from gac.cli.recipe import STATISTICS_KEPT, recipe_options, request
 from gac.core.distributed.launch import leads
 from gac.core.errors import CheckpointError, PlanError
-from gac_extensions.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
 
 _DIRECTORY = Target(CheckpointError, directory=True)
 _FRONTIER = Target(PlanError, early=False)
@@ -241,7 +235,7 @@ def export(directory: Path, output: Path, gguf: bool, overwrite: bool, **ways: A
         reject_options({"compressed_tensors"}, "without --gguf.")
         merge, deci = ways["merge"], ways["deci"]
         written = gac.export_gguf(directory, output, merge=merge, deci=deci, overwrite=overwrite)
-        from gac.reporting.tables import gguf_tables
+        from gac_extensions.gguf.tables import gguf_tables
 
         return Answer(asdict(written) | {"exact": written.exact, "merged": merge}, lambda: gguf_tables(written))
     reject_options({"overwrite"}, "with --gguf.")
@@ -254,67 +248,3 @@ def _saved(output: Path, document: dict[str, Any], *lines: Any) -> Answer:
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     document = {"directory": str(output), "bytes": size} | document
     return Answer(document, lambda: [f"saved in {output}, {size / 1e6:,.1f} MB", *lines])
-
-
-@click.command(cls=Command, resume="No checkpoint was written; run it again.")
-@click.argument("directory", type=FILE)
-@option("-o --output", "The directory to write.", _DIRECTORY, required=True)
-@option(
-    "--strategy",
-    "The padded dim: the next multiple of 8 (minimal) or 16 (optimal); the next head_dim of FlashAttention-2, beyond "
-    "256 of 64 (predefined); if it is no multiple of 8, the next multiple of 32, else of 16, else of 8, that adds at "
-    "most 10 % (tradeoff); the fastest measured dim (profile).",
-    default="minimal",
-)
-@option("--max-overhead", "Keep a dim that would grow by more than this fraction, such as 0.1.", float, "F")
-@table_option
-@workloads_option("Workload to show latencies for")
-@flag("--measure", "Also time the GEMMs before and after on this machine's GPU.")
-@flag("--allow-pickle", "Read .bin and .pt files too, as tensors only.")
-@overwrite_option
-def repair(directory: Path, output: Path, workloads: Sequence[str], **options: Any) -> Answer:
-    """Zero-pad the dims of a compressed checkpoint, without changing its outputs.
-
-    DIRECTORY holds factored weights as SVD-LLM, ASVD or PaLU store them, MLPs with pruned neurons, latent attention, or
-    a checkpoint of GAC. It is never written to.
-    """
-    repaired = gac.repair(directory, output, workloads=workloads, **options)
-    from gac_extensions.repairs.report import repair_document, repair_tables
-
-    return Answer(repair_document(repaired), lambda: repair_tables(repaired))
-
-
-@click.command(cls=Command, resume="Measured windows are saved in GAC_HOME; rerun the command to resume.")
-@click.argument("model")
-@option("--keep", "Kept fraction of all layers' tokens.", float, "F", default=KEEP)
-@option("--press", "A press of kvpress: snapkv, expectedattention, knorm, tova, ...", None, "NAME", default=PRESS)
-@option("--calibration", "The text, and N windows of L tokens each.", None, "TEXT[:NxL]", default=TEXT)
-@option("--following", "Tokens at the end of a window, to measure the loss on.", AT_LEAST_1, "N", default=FOLLOWING)
-@several("--share shares", "A share of the context to price.", float, "F", default=SHARES, show_default="every eighth")
-@option("--step", "Keep multiples of this number of tokens.", AT_LEAST_1, "N", default=STEP)
-@table_option
-@workloads_option(
-    "Workload to predict attention latency for",
-    default=(),
-    shown="decode:1@C with the contexts' C",
-    kinds="decode:B@C, of which each layer keeps its share of C tokens",
-)
-@latency_option(
-    "Allowed fraction of the dense model's latency of attention, for every workload or (repeatable) for one. "
-    "Default: any, no limit."
-)
-@option("-o --output", "The plan to write; an existing file is replaced.", Target(PlanError), default="tokens.json")
-@tokenizer_option
-def tokens(model: str, output: Path, workloads: tuple[str, ...], latency: Any, **options: Any) -> Answer:
-    """Choose how many tokens of a context the cache of every layer of MODEL keeps.
-
-    MODEL is a directory, a hub id, or a packaged model (smollm2, gemma3-270m). Measures the loss of each layer at each
-    share with a press of kvpress, then picks one share a layer: the least loss within the limits, with a proof. The
-    latency table gives the latency of attention over the kept tokens. In Python, gac.press(plan) evicts accordingly.
-    """
-    limit = None if latency == "any" else latency
-    plan = gac.allocate_tokens(model, workloads=workloads or None, latency=limit, **options)
-
-    plan.save(output)
-    note(f"saved as {output}")
-    return Answer({"path": str(output)} | tokens_document(plan), lambda: [*plan.tables()])

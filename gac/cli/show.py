@@ -1,7 +1,5 @@
-"""Commands that show: the choices for a model, plans side by side, and the page of a plan."""
+"""Commands that show plans: side by side, and as a page."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,37 +8,7 @@ import click
 
 import gac
 from gac.cli.command import Answer, Command, plan_document, tokens_document
-from gac.cli.options import FILE, Target, forms_option, named, option, profile_option, several
-from gac.core.errors import ModelError
-from gac.forms import FORMS
-
-
-@click.command(cls=Command)
-@click.argument("model")
-@forms_option("A form to show, or tokens (kept in the cache). Default: all.", default=())
-def graph(model: str, forms: Sequence[str]) -> Answer:
-    """Show which dims of which operators each choice for MODEL changes.
-
-    MODEL is a known name (llama-3-8b), a directory or a hub id; only its config is read. A low-rank pair's rank is N of
-    one GEMM and K of the next, a width N of the MLP's first ones and K of its last, and so on. The tokens that a layer
-    keeps in its cache are N of attention's scores and K of its mixed values.
-    """
-    from gac.forms.planned_sites import check_forms_fit
-    from gac.models.families import family_of
-    from gac.models.loading import load_config
-    from gac.reporting.dims_moved import TOKENS, choices, choices_table, tokens_kept
-    from gac_extensions.tokens.defaults import STEP
-
-    config = load_config(model)
-    family, of_weights = family_of(config), [form for form in forms if form != TOKENS]
-    for form in of_weights:
-        FORMS.get(form, also=(TOKENS,))
-    sites = family.sites(config)
-    check_forms_fit(sites, of_weights, config.model_type)
-    rows = choices(sites, of_weights if forms else FORMS.names)
-    with nullcontext() if forms else suppress(ModelError):
-        rows += (tokens_kept(family, config, STEP),) if TOKENS in forms or not forms else ()
-    return Answer({"model": model, "choices": [asdict(row) for row in rows]}, lambda: [choices_table(rows)])
+from gac.cli.options import FILE, Target, named, option, profile_option, several
 
 
 @click.command(cls=Command)

@@ -1,4 +1,4 @@
-"""Plans as tables, by themselves and side by side; the tensors of a GGUF file."""
+"""Plans as tables, by themselves and side by side."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -15,9 +15,7 @@ from gac.plan.plan import Plan, PlanComparison
 from gac.plan.summary import facts, lines, speed, stored
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from gac_extensions.gguf.write import GgufFile
+    pass
 
 
 def plan_summary(plan: Plan) -> Text:
@@ -115,25 +113,3 @@ def differences_table(comparison: PlanComparison, most: int = 10) -> Table | Tex
     columns = [("weight", "<"), *((name, ">") for name in ("first", "second", "parameters", "bytes"))]
     shown = f", the {most} that differ most" if differing > most else ""
     return Table(columns, rows, notes=f"{differing} of {weights} weights differ{shown}")
-
-
-def gguf_tables(written: "GgufFile") -> list["RenderableType"]:
-    columns = [("scheme", "<"), ("type", "<"), ("tensors", ">"), ("bytes", ">"), ("moved", ">"), ("", "<")]
-    rows = [
-        (
-            row.scheme,
-            row.type,
-            str(row.tensors),
-            f"{row.bytes:,}",
-            f"{row.moved:.1e}" if row.moved else "-",
-            row.why or "",
-        )
-        for row in written.tensors
-    ]
-    sizes = f"{megabytes(written.planned_bytes)} in the plan, {megabytes(written.weights_bytes)} in the file"
-    notes = "moved: the largest change of a tensor, as a part of its norm; -: carried bit for bit"
-    notes += f"\nplanned weights: {sizes}"
-    if written.inputs:
-        notes += f"\n{', '.join(written.inputs)}: llama.cpp rounds inputs in its own way, and not as planned"
-    saved = f"saved as {written.path}, {megabytes(written.bytes)}, {written.architecture}"
-    return [saved, Table(columns, rows, notes=notes)]

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gac.checkpoint.export import unchanged_state, weight_state
-from gac_extensions.gguf.header import Architecture, head_dim
 from gac.core.errors import CheckpointError
 from gac.core.progress import progress_bar
 from gac.plan.plan import Plan
@@ -26,6 +25,7 @@ from gac.runtime.storage.embeddings import embeddings_of
 from gac.runtime.storage.modules import Stored
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.schemes.matrices import Grid
+from gac_extensions.gguf.header import Architecture, head_dim
 
 BLOCK = 32
 REQUANTISED = "Q8_0"

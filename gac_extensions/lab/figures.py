@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from gac_extensions.lab.studies import published
 from gac.reporting.page import ALIGNED, COLOURS, DOTTED, panel
+from gac_extensions.lab.studies import published
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,12 +19,12 @@ from gac.plan.costs import COSTS, PARAMS
 from gac.plan.evidence import UNMEASURED, Measured, ProfileUsed
 from gac.plan.plan import SCHEMA, Certificate, Limit, Plan, Prediction, SiteChoice, WeightChoice, counted
 from gac.plan.recipe import Recipe
-from gac_extensions.repairs.dims import Dims, Run, SharedDim, stored_places, with_dims
-from gac_extensions.repairs.layouts import dense_model
-from gac_extensions.repairs.weight_files import Source
 from gac.runtime.contract import COMPRESSED, chooses_code
 from gac.runtime.contract import SCHEMA as HEADER_SCHEMA
 from gac.schemes import scheme_named
+from gac_extensions.repairs.dims import Dims, Run, SharedDim, stored_places, with_dims
+from gac_extensions.repairs.layouts import dense_model
+from gac_extensions.repairs.weight_files import Source
 
 
 def planned_dims(source: Source) -> Iterator[SharedDim]:

@@ -22,6 +22,8 @@ from gac.forms.tensors import with_zeros
 from gac.plan.evidence import ProfileUsed
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
+from gac.runtime.contract import DIGESTS
+from gac.runtime.model import CODE, write_code
 from gac_extensions.repairs.contract import ShapeContract
 from gac_extensions.repairs.dims import Dims, Insertions, SharedDim, added_bytes, insertions, with_dims
 from gac_extensions.repairs.layouts import find_dims
@@ -29,8 +31,6 @@ from gac_extensions.repairs.planned import adopt, padded_plan, planned_dims
 from gac_extensions.repairs.report import PaddedDim, RepairResult, UnpaddedDim
 from gac_extensions.repairs.times import How, Latency, in_table, measured_dims, on_gpu, total_times
 from gac_extensions.repairs.weight_files import PICKLED, PICKLES, SAFE, Source, open_source
-from gac.runtime.contract import DIGESTS
-from gac.runtime.model import CODE, write_code
 
 UNALIGNED = 8
 _NOT_COPIED = (*PICKLES, ".pkl", ".ckpt", ".py")

@@ -13,8 +13,6 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
 from gac.allocation.rules import RULES
-from gac_extensions.baselines import measurements
-from gac_extensions.baselines.measurements import KEPT_FRACTIONS, mean_gradients
 from gac.core.arrays import Floats
 from gac.core.errors import ModelError
 from gac.forms.artifacts import LayerArtifacts
@@ -25,6 +23,8 @@ from gac.measurement.store import StatisticsStore, temporary_store
 from gac.measurement.weight_measurements import measure_weights
 from gac.models.families import family_of
 from gac.models.sites import Site, Weight
+from gac_extensions.baselines import measurements
+from gac_extensions.baselines.measurements import KEPT_FRACTIONS, mean_gradients
 from tests.models.small import small_config, small_model, weights_of
 
 MEASURING = ("zero-sum", "sensitivity:down8")

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from gac.allocation.weight_rules import Chosen, Rounding, at_ranks
+from gac.core.errors import BudgetError
+from gac.forms import form_named
+from gac.models.sites import Weight
 from gac_extensions.baselines.rules import (
     fisher_ranks,
     most_important,
@@ -11,9 +14,6 @@ from gac_extensions.baselines.rules import (
     uniform_ranks,
     zero_sum_ranks,
 )
-from gac.core.errors import BudgetError
-from gac.forms import form_named
-from gac.models.sites import Weight
 
 LOW_RANK = form_named("low_rank")
 Q, K = Weight("q", 64, 64), Weight("k", 32, 64)

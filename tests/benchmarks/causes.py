@@ -7,9 +7,9 @@ from collections import defaultdict
 
 import numpy as np
 
-from gac_extensions.lab.mechanisms import causes_of
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.table import Profile
+from gac_extensions.lab.mechanisms import causes_of
 from tests.benchmarks.harness import options
 
 

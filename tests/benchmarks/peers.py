@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gac_extensions.baselines.measurements import mean_gradients
 from gac.core.progress import progress_bar
 from gac.measurement.runs import window_loss
 from gac.measurement.text import calibration_windows
@@ -34,6 +33,7 @@ from gac.models.families import family_of
 from gac.models.linears import linear_at
 from gac.models.modules import listening
 from gac.models.sites import Site, Weight
+from gac_extensions.baselines.measurements import mean_gradients
 from tests.benchmarks.harness import OF_A_STUDY, Study, options
 
 WINDOWS = 16

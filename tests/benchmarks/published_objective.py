@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gac.allocation.weight_rules import Chosen, at_ranks
-from gac_extensions.baselines.rules import WINDOW, most_important, uniform_ranks
 from gac.core.arrays import Ints
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
 from gac.plan.costs import floored
+from gac_extensions.baselines.rules import WINDOW, most_important, uniform_ranks
 from tests.benchmarks.harness import options
 
 LOW_RANK = form_named("low_rank")

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac_extensions.gguf.tensors import interleaved
 from gac.core.errors import CheckpointError
 from gac.forms import form_named
 from gac.plan.plan import Plan
+from gac_extensions.gguf.tensors import interleaved
 from tests.checkpoint.test_gguf import uniform, words
 from tests.compression.applying import logits
 from tests.compression.compressed import compressed

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import gac
-from gac_extensions.gguf.tensors import BLOCK_TYPES
 from gac.core.errors import CheckpointError
+from gac_extensions.gguf.tensors import BLOCK_TYPES
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import HEAD_DIM, RANK, WIDTH, MakePlan, compressed
 from tests.compression.stored import stored

@@ -9,12 +9,12 @@ import pytest
 from commands import answer, ranks, refused, run, write_profile
 
 from gac.core.workloads import Workload
-from gac_extensions.lab.studies import STUDIES
 from gac.plan.engines import VLLM
 from gac.profiling.folders import find_profile
 from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import fused_points, general_points, model_points
 from gac.profiling.sweeps.profiler import Estimate
+from gac_extensions.lab.studies import STUDIES
 from tests.headers import make_header
 
 

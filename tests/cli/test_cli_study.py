@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from commands import answer, refused, run, write_profile
 
-from gac_extensions.lab.studies import STUDIES
 from gac.profiling.records import Point
+from gac_extensions.lab.studies import STUDIES
 
 NAMES = ("gemm-k", "round-to-aligned")
 

@@ -58,8 +58,9 @@ def _script_exists(arguments: list[str]) -> bool:
 
 def test_the_architecture_names_every_room_from_the_outside_in() -> None:
     page = PAGES["docs/architecture.md"]
-    parts = [path for path in (ROOT / "gac").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
-    assert [path.stem for path in parts if path.stem[:2] != "__" and f"`gac.{path.stem}`" not in page] == []
+    parts = [path for package in ("gac", "gac_extensions") for path in (ROOT / package).iterdir()]
+    rooms = [path for path in parts if path.suffix == ".py" or (path / "__init__.py").exists()]
+    assert [room for room in rooms if room.stem[:2] != "__" and f"`{room.parent.name}.{room.stem}`" not in page] == []
     contracts = PROJECT["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["name"] == "imports point inwards")
     named = dict.fromkeys(f"gac.{room}" for room in re.findall(r"`gac\.(\w+)`", page))

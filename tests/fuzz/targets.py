@@ -80,7 +80,7 @@ def read_report(data: bytes) -> None:
 def read_config(data: bytes) -> None:
     """Open a directory of which only the config is read, and list what every choice moves."""
     from gac.models.loading import load_config
-    from gac.reporting.dims_moved import choices
+    from gac_extensions.lab.dims_moved import choices
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_bytes(data)

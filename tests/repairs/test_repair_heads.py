@@ -15,9 +15,9 @@ from gac.checkpoint.card import model_card
 from gac.core.errors import PlanError
 from gac.models.families import family_of
 from gac.plan.plan import Plan
-from gac_extensions.repairs.report import RepairResult, UnpaddedDim, repair_tables
 from gac.reporting.report.sources import Sources
 from gac.testing.models import tiny_config
+from gac_extensions.repairs.report import RepairResult, UnpaddedDim, repair_tables
 from tests.models.small import small_config, small_model
 from tests.repairs import checkpoints
 from tests.repairs.checkpoints import H100, IDS, Tensors, logits, narrowed, read, refused, relative, size, write

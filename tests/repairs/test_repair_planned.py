@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.plan.plan import Candidate, Limit, Plan, WorkloadLatency
-from gac_extensions.repairs.planned import padded_plan
 from gac.testing.models import tiny_config
+from gac_extensions.repairs.planned import padded_plan
 from tests.changed import changed_recipe
 from tests.compression.applying import applied, logits
 from tests.compression.compressed import MakePlan

@@ -10,7 +10,7 @@ from gac.core.errors import PlanError
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Site, Weight
-from gac.reporting.dims_moved import Choice, Moved, choices, tokens_kept
+from gac_extensions.lab.dims_moved import Choice, Moved, choices, tokens_kept
 from tests.cli.commands import refused, run
 from tests.models.small import small_config
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from rendering import shown
 
-from gac_extensions.lab.mechanisms.causes import Cause
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Launch
 from gac.profiling.table import Sweep
 from gac.reporting.gpu_tables import ExplainedSweep, alignment_table, cliffs_table, points_table, profiles_table
+from gac_extensions.lab.mechanisms.causes import Cause
 
 ALIGN1 = "cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>"
 

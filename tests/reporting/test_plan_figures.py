@@ -12,8 +12,8 @@ from transformers import LlamaConfig
 
 from gac import plots
 from gac.core.errors import GacError, PlanError, ProfileError
-from gac_extensions.lab.figures import published_heads
 from gac.plan.plan import Plan
+from gac_extensions.lab.figures import published_heads
 from tests.allocation.small_problems import MEASURED, PREFILL, measured, profile
 from tests.changed import with_measured, with_recipe
 from tests.compression.compressed import MakePlan

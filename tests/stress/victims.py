@@ -28,7 +28,12 @@ from tests.headers import make_header
 
 POINTS = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 31)]
 WRITERS = (
-    *("gac/core/io.py", "gac/measurement/store.py", "gac_extensions/baselines/measurements.py", "gac/profiling/sweeps/journal.py"),
+    *(
+        "gac/core/io.py",
+        "gac/measurement/store.py",
+        "gac_extensions/baselines/measurements.py",
+        "gac/profiling/sweeps/journal.py",
+    ),
     *("gac/checkpoint/save.py", "gac/checkpoint/target.py"),
     *("safetensors/torch.py", "/shutil.py", "/tempfile.py"),
 )

@@ -16,12 +16,12 @@ from math import ceil, prod
 from typing import Literal, NamedTuple
 
 from gac.core.operations import Operation
-from gac_extensions.lab.mechanisms.rules import Setting, parse_capability, row_alignment, unreadable
 from gac.profiling.cliffs import Cliffs
 from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Header, Launch
 from gac.profiling.table import Sweep
+from gac_extensions.lab.mechanisms.rules import Setting, parse_capability, row_alignment, unreadable
 
 RESERVED = 1024
 """Bytes of an SM's shared memory that the system reserves for every CTA (compute capability 8.0 and later)."""

@@ -5,14 +5,14 @@ from itertools import product, starmap
 from statistics import median
 from typing import Any
 
+from gac.profiling.kernel_names import describe
+from gac.profiling.records import Point
 from gac_extensions.lab.mechanisms.rules import template_for
 from gac_extensions.lab.studies import published
 from gac_extensions.lab.studies.misalignment import head_dim_groups
 from gac_extensions.lab.studies.points import sdpa
 from gac_extensions.lab.studies.readings import Readings, close, kernels_note, known, percent, quotient, times
 from gac_extensions.lab.studies.records import Band, Cell, Finding, study
-from gac.profiling.kernel_names import describe
-from gac.profiling.records import Point
 
 BACKENDS = ("auto", "flash", "mem_efficient", "math", "cudnn")
 

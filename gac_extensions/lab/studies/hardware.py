@@ -4,14 +4,23 @@ from collections.abc import Callable, Mapping, Sequence
 from math import gcd
 from typing import Any
 
+from gac.profiling.kernel_names import Kernel
+from gac.profiling.records import Point
 from gac_extensions.lab.mechanisms.rules import SECTOR, VECTOR, row_alignment
 from gac_extensions.lab.studies import published
 from gac_extensions.lab.studies.misalignment import GEMV_DIMS
 from gac_extensions.lab.studies.points import COPY, PointAt, along, copy_note, gemm_by_k, gemm_by_n, gemv_by_k
-from gac_extensions.lab.studies.readings import Readings, close, design, kernels_note, kind, most_common_kernel, percent, times
+from gac_extensions.lab.studies.readings import (
+    Readings,
+    close,
+    design,
+    kernels_note,
+    kind,
+    most_common_kernel,
+    percent,
+    times,
+)
 from gac_extensions.lab.studies.records import Band, Cell, Finding, study
-from gac.profiling.kernel_names import Kernel
-from gac.profiling.records import Point
 
 DIMS = range(100, 129)  # K of the published classes (105 to 128), and the class members between them
 

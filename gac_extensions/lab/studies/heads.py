@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from itertools import product, takewhile
 from typing import Any
 
+from gac.profiling.operators import operation
+from gac.profiling.records import Point
 from gac_extensions.lab.studies import published
 from gac_extensions.lab.studies.points import COPY, copy_note, gemm, sdpa
 from gac_extensions.lab.studies.readings import Readings, close, known, percent, quotient, times
 from gac_extensions.lab.studies.records import Cell, Finding, study
-from gac.profiling.operators import operation
-from gac.profiling.records import Point
 
 # --- heads of different dims ---
 

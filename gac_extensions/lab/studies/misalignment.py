@@ -3,11 +3,20 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gac.profiling.records import Point
 from gac_extensions.lab.studies import published
-from gac_extensions.lab.studies.points import PointAt, gemm_by_k, gemm_by_n, gemv_by_k, gemv_by_n, low_rank_by_r, round_up, sdpa
+from gac_extensions.lab.studies.points import (
+    PointAt,
+    gemm_by_k,
+    gemm_by_n,
+    gemv_by_k,
+    gemv_by_n,
+    low_rank_by_r,
+    round_up,
+    sdpa,
+)
 from gac_extensions.lab.studies.readings import Readings, close, kernels_note, quotient, times
 from gac_extensions.lab.studies.records import Band, Cell, Finding, study
-from gac.profiling.records import Point
 
 HEAD_DIMS = range(64, 257)
 K_DIMS = range(64, 257)

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from gac_extensions.lab.studies.readings import Readings
 from gac.profiling.operators import operation
 from gac.profiling.records import Point
+from gac_extensions.lab.studies.readings import Readings
 
 PointAt = Callable[[int], Point]
 

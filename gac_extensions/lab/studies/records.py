@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from gac_extensions.lab.studies.readings import Readings, RefusedError, close, percent, times
 from gac.profiling.records import Measurement, Point
+from gac_extensions.lab.studies.readings import Readings, RefusedError, close, percent, times
 
 Verdict = Literal["held", "did not hold", "other"]
 Cell = str | int | float | None

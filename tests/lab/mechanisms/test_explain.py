@@ -4,10 +4,10 @@ from itertools import product
 import pytest
 
 from gac.core.errors import ProfileError
-from gac_extensions.lab.mechanisms import Cost, Explanation, Finding, explain
 from gac.profiling.operators import OPERATORS
 from gac.profiling.table import Profile
 from gac.schemes import SCHEMES
+from gac_extensions.lab.mechanisms import Cost, Explanation, Finding, explain
 
 NVJET = "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNN"
 ALIGN2 = "cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_64x3_tn_align2>"

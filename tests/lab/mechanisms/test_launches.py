@@ -4,10 +4,10 @@ from math import prod
 import msgspec
 import pytest
 
-from gac_extensions.lab.mechanisms.causes import Gemm, Waves, gemms_of, occupancy, read_kernel, waves_of
 from gac.profiling.kernel_names import describe
 from gac.profiling.records import Launch
 from gac.profiling.table import Profile
+from gac_extensions.lab.mechanisms.causes import Gemm, Waves, gemms_of, occupancy, read_kernel, waves_of
 
 NVJET = describe("nvjet_sm90_tst_72x256_64x5_1x2_h_bz_TNN")
 CUTLASS = describe("cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>")

@@ -3,9 +3,9 @@ from itertools import product
 
 import pytest
 
-from gac_extensions.lab.mechanisms.rules import CHECKS, RULES, Setting, rules_for
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Launch
+from gac_extensions.lab.mechanisms.rules import CHECKS, RULES, Setting, rules_for
 
 NAMED = {rule.name: rule for rule in RULES}
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gac_extensions.lab.studies import published
 from gac.profiling.operators import work_of
 from gac.profiling.records import Launch, Measurement, Point
+from gac_extensions.lab.studies import published
 
 ALIGN8 = "ampere_fp16_s16816gemm_fp16_256x128_ldg8_f2f_stages_64x3_tn"
 ALIGN8_XMMA = "sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize192x128x32_stage3_warpsize4x2x1_tensor16x8x16_kernel"

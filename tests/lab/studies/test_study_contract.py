@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gac.core.errors import ProfileError
-from gac_extensions.lab.studies import STUDIES, Study
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Measurement, Point
+from gac_extensions.lab.studies import STUDIES, Study
 from tests.lab.studies.machines import Machine, a100, flat
 
 
