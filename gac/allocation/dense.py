@@ -88,9 +88,8 @@ class DenseModel:
 
         A limit of 1 always allows the dense model itself, where the plugin serves it more slowly than the engine.
         """
-        limits = {
-            column: floored(share, self.amount(column, recipe)) - self.rest_of(column)
-            for column, share in recipe.fractions.items()
-        }
-        whole = {column: total(self.sets, column) or 0 for column, share in recipe.fractions.items() if share == 1}
-        return {column: max(limit, whole.get(column, limit)) for column, limit in limits.items()}
+        limits = {}
+        for column, share in recipe.fractions.items():
+            limit = floored(share, self.amount(column, recipe)) - self.rest_of(column)
+            limits[column] = max(limit, total(self.sets, column) or 0) if share == 1 else limit
+        return limits

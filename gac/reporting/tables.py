@@ -1,7 +1,6 @@
 """Plans as tables, by themselves and side by side."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
@@ -13,9 +12,6 @@ from gac.plan.costs import COSTS
 from gac.plan.layers import choice
 from gac.plan.plan import Plan, PlanComparison
 from gac.plan.summary import facts, lines, speed, stored
-
-if TYPE_CHECKING:
-    pass
 
 
 def plan_summary(plan: Plan) -> Text:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def gguf_tables(written: "GgufFile") -> list["RenderableType"]:
+def gguf_tables(written: GgufFile) -> list["RenderableType"]:
     columns = [("scheme", "<"), ("type", "<"), ("tensors", ">"), ("bytes", ">"), ("moved", ">"), ("", "<")]
     rows = [
         (

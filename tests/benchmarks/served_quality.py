@@ -77,9 +77,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     chosen = parser.parse_args()
     if not chosen.vllm:
-        found = by_transformers(chosen.folder, chosen.windows, chosen.length, chosen.dtype)
-        chosen.reference.write_text(json.dumps(found), encoding="utf-8")
-        print(f"perplexity {found['perplexity']:.4f} by transformers in {found['dtype']}")
+        reference = by_transformers(chosen.folder, chosen.windows, chosen.length, chosen.dtype)
+        chosen.reference.write_text(json.dumps(reference), encoding="utf-8")
+        print(f"perplexity {reference['perplexity']:.4f} by transformers in {reference['dtype']}")
         return
     reference = json.loads(chosen.reference.read_text(encoding="utf-8"))
     served = by_vllm(chosen.folder, reference)

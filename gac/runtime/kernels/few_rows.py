@@ -36,16 +36,20 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None)
     """
     runs = kernels_run(x, weight)
     if runs and len(x) == 1:
-        return _one_row(x, weight, out, bias)
-    if runs and (tile := tile_of(len(x), *weight.shape)) is not None:
-        return _some_rows(x, weight, out, bias, tile)
+        _one_row(x, weight, out, bias)
+    elif runs and (tile := tile_of(len(x), *weight.shape)) is not None:
+        _some_rows(x, weight, out, bias, tile)
+    else:
+        _gemm(x, weight, out, bias)
+
+
+def _gemm(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> None:
     if not x.is_cuda:
         x = x.contiguous()  # oneDNN reads past the ends of rows that lie apart, where there may be NaN
     if bias is None:
         torch.mm(x, weight.t(), out=out)
     else:
         torch.addmm(bias, x, weight.t(), out=out)
-    return None
 
 
 def gated_row(x: Tensor, weight: Tensor, out: Tensor) -> None:

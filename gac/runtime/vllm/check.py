@@ -20,8 +20,8 @@ def refusal(config: Any) -> tuple[str, str, str] | None:
     try:
         header = header_of(config)
     except ValueError as failure:
-        given, _, expected = str(failure).rstrip(".").partition("; expected ")
-        return given, expected or "a key that GAC wrote", "Or compress the model again."
+        problem, _, expected = str(failure).rstrip(".").partition("; expected ")
+        return problem, expected or "a key that GAC wrote", "Or compress the model again."
     if header is None:
         return "config.json has no key gac", "a model that GAC compressed", "Serve the dense model."
     modules: dict[str, Any] = {**header.modules, **({"the LM head": header.head} if header.head else {})}
