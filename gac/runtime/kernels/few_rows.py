@@ -65,9 +65,10 @@ def gated_row(x: Tensor, weight: Tensor, out: Tensor) -> None:
 
 def kernels_run(x: Tensor, weight: Tensor) -> bool:
     """Return True if the kernels here run for this input, on this GPU."""
+    if not (0 < len(x) <= FEW_ROWS and x.is_cuda and HAS_TRITON and x.dtype in SIXTEEN_BIT):
+        return False
     aligned = weight.shape[1] % _ALIGNED == 0 and x.stride(0) % _ALIGNED == 0 and x.stride(1) == 1
-    few = 0 < len(x) <= FEW_ROWS and x.is_cuda and HAS_TRITON and x.dtype in SIXTEEN_BIT
-    return few and aligned and _is_hopper(x.device)
+    return aligned and _is_hopper(x.device)
 
 
 @cache

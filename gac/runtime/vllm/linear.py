@@ -118,6 +118,8 @@ class PlannedLinearMethod(DenseLinearMethod):
             self._sibling(layer, module, parts, input_size) for module, parts in zip(self._modules, split, strict=True)
         ]
         self._siblings = siblings
+        self._ranks = [sibling.rank or 0 for sibling in siblings]
+        self._sizes = [sibling.out_features for sibling in siblings]
         layer.input_size_per_partition = siblings[0].in_features
         layer.input_size = siblings[0].in_features * (layer.tp_size if self._by_input else 1)
         layer.output_partition_sizes = [part.size for sibling in siblings for part in sibling.parts]
@@ -150,7 +152,7 @@ class PlannedLinearMethod(DenseLinearMethod):
 
     def _load_first(self, layer: Any, parameter: nn.Parameter, loaded: Tensor, index: int) -> None:
         sibling = self._siblings[index]
-        order = first_rows([each.rank or 0 for each in self._siblings])
+        order = first_rows(self._ranks)
         start = sum(self._siblings[before].rows for before in order[: order.index(index)])
         if self._by_input:
             loaded = loaded.narrow(1, layer.tp_rank * sibling.in_features, sibling.in_features)
@@ -172,10 +174,9 @@ class PlannedLinearMethod(DenseLinearMethod):
         if not hasattr(layer, "second"):
             dense: Tensor = super().apply(layer, x, bias)
             return dense
-        ranks, sizes = zip(*((sibling.rank or 0, sibling.out_features) for sibling in self._siblings), strict=True)
-        tokens = x.reshape(-1, x.shape[-1])  # transformers' code has a batch
-        y: Tensor = project(tokens, layer.weight, layer.second, bias, list(ranks), list(sizes), self._strided)
-        y = y.view(*x.shape[:-1], y.shape[-1])
+        tokens = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])  # transformers' code has a batch
+        y: Tensor = project(tokens, layer.weight, layer.second, bias, self._ranks, self._sizes, self._strided)
+        y = y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
         return y if self.activation is None else self.activation(y)
 
 

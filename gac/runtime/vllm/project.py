@@ -3,8 +3,9 @@
 Siblings of which some are low-rank pairs take one GEMM of all that reads the input, and one a pair.
 """
 
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, wraps
 from itertools import accumulate
 from typing import Any
 
@@ -15,8 +16,10 @@ from vllm.utils.torch_utils import direct_register_custom_op
 from gac.runtime.contract import FEW_ROWS
 from gac.runtime.kernels.few_rows import gated_row, kernels_run, multiply
 
+_gemm = torch.nn.functional.linear
 
-def first_rows(ranks: list[int]) -> list[int]:
+
+def first_rows(ranks: Sequence[int]) -> list[int]:
     """Return the siblings in the order of their rows in the first GEMM.
 
     Dense siblings at the end come first. So the GEMM can write them in place: the products of first factors lie behind
@@ -26,9 +29,39 @@ def first_rows(ranks: list[int]) -> list[int]:
     return [*range(end, len(ranks)), *range(end)]
 
 
-def _paired(ranks: list[int]) -> int:
+def _paired(ranks: Sequence[int]) -> int:
     """Return the number of siblings up to the last low-rank pair."""
     return max((index for index, rank in enumerate(ranks, 1) if rank), default=0)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Columns of siblings in the first GEMM and in the result.
+
+    Attributes:
+        total: columns of the result.
+        direct: of these, the last ones that the first GEMM writes in place.
+        pairs: by low-rank pair: its column in the first GEMM, its rank, its column in the result, its outputs, and
+            where its second factor begins.
+        copies: by dense sibling that is copied: its column in the first GEMM, its column in the result, its outputs.
+    """
+
+    total: int
+    direct: int
+    pairs: tuple[tuple[int, int, int, int, int], ...]
+    copies: tuple[tuple[int, int, int], ...]
+
+
+@cache
+def _layout(ranks: tuple[int, ...], sizes: tuple[int, ...], strided: bool) -> _Layout:
+    order, paired = first_rows(ranks), _paired(ranks)
+    columns = dict(zip(order, accumulate((ranks[i] or sizes[i] for i in order), initial=0), strict=False))
+    starts = tuple(accumulate(sizes, initial=0))
+    factors = tuple(accumulate((rank * size for rank, size in zip(ranks, sizes, strict=True)), initial=0))
+    pairs = ((columns[i], ranks[i], starts[i], sizes[i], factors[i]) for i in range(len(ranks)) if ranks[i])
+    copied = range(paired if strided else len(ranks))
+    copies = ((columns[i], starts[i], sizes[i]) for i in copied if not ranks[i])
+    return _Layout(starts[-1], sum(sizes[paired:]) if strided else 0, tuple(pairs), tuple(copies))
 
 
 def _project(
@@ -48,44 +81,38 @@ def _project(
     Returns:
         Shape ``(tokens, sum(sizes))``.
     """
-    total, direct = sum(sizes), sum(sizes[_paired(ranks) :]) if strided else 0
-    buffer = x.new_empty(x.shape[0], total - direct + len(weight) if direct else total)
-    products = buffer[:, total - direct :] if direct else x.new_empty(x.shape[0], len(weight))
+    if len(ranks) == 1 and len(x) > FEW_ROWS:  # the fewest calls: launches of small models take longer than their GEMMs
+        return _gemm(_gemm(x, weight), second.view(sizes[0], ranks[0]), bias)
+    layout = _layout(tuple(ranks), tuple(sizes), strided)
+    buffer = _buffer(x, weight, layout)
+    products = buffer[:, layout.total - layout.direct :] if layout.direct else x.new_empty(len(x), len(weight))
     multiply(x, weight, products)
-    columns = _columns(ranks, sizes)
-    start = factor = 0
-    for column, rank, size in zip(columns, ranks, sizes, strict=True):
-        out = buffer[:, start : start + size]
-        start += size
-        if rank:
-            multiply(products[:, column : column + rank], second[factor : factor + size * rank].view(size, rank), out)
-            factor += size * rank
-        elif start <= total - direct:
-            out.copy_(products[:, column : column + size])
-    y = buffer[:, :total]
+    for column, rank, start, size, factor in layout.pairs:
+        pair = second.as_strided((size, rank), (rank, 1), second.storage_offset() + factor)
+        multiply(products.narrow(1, column, rank), pair, buffer.narrow(1, start, size))
+    for column, start, size in layout.copies:
+        buffer.narrow(1, start, size).copy_(products.narrow(1, column, size))
+    y = buffer[:, : layout.total]
     return y if bias is None else y.add_(bias)
 
 
-def _columns(ranks: list[int], sizes: list[int]) -> list[int]:
-    """Return where the products of each sibling's rows in the first GEMM begin."""
-    order = first_rows(ranks)
-    starts = accumulate((ranks[index] or sizes[index] for index in order), initial=0)
-    columns = dict(zip(order, starts, strict=False))
-    return [columns[index] for index in range(len(ranks))]
+def _buffer(x: Tensor, weight: Tensor, layout: _Layout) -> Tensor:
+    """Return room for the result, with the products of first factors behind it where the GEMM writes in place."""
+    return x.new_empty(x.shape[0], layout.total - layout.direct + weight.shape[0] if layout.direct else layout.total)
 
 
 def _shape(
     x: Tensor, weight: Tensor, second: Tensor, bias: Tensor | None, ranks: list[int], sizes: list[int], strided: bool
 ) -> Tensor:
-    total, direct = sum(sizes), sum(sizes[_paired(ranks) :]) if strided else 0
-    return x.new_empty(x.shape[0], total - direct + weight.shape[0] if direct else total)[:, :total]
+    layout = _layout(tuple(ranks), tuple(sizes), strided)
+    return _buffer(x, weight, layout)[:, : layout.total]
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply tokens ``(..., in)`` by a weight ``(out, in)``."""
+    if x.numel() > FEW_ROWS * x.shape[-1]:
+        return _gemm(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])  # the Transformers backend has a batch of one
-    if len(rows) > FEW_ROWS:
-        return torch.nn.functional.linear(x, weight, bias)
     out = _linear_shape(x, weight, bias)
     multiply(rows, weight, out.view(-1, len(weight)), bias)
     return out
@@ -98,9 +125,8 @@ def _linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _gated(x: Tensor, weight: Tensor) -> Tensor:
     """Return ``silu(gate) * up`` ``(..., n)`` of tokens ``(..., in)``, of gate and up in one weight ``(2 n, in)``."""
     out = _gated_shape(x, weight)
-    rows = x.reshape(-1, x.shape[-1])
-    if len(rows) == 1 and kernels_run(rows, weight):
-        gated_row(rows, weight, out)
+    if x.numel() == x.shape[-1] and kernels_run(row := x.reshape(1, -1), weight):
+        gated_row(row, weight, out)
     else:
         torch.ops._C.silu_and_mul(out, _linear(x, weight, None))
     return out
