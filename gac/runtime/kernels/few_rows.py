@@ -65,10 +65,14 @@ def gated_row(x: Tensor, weight: Tensor, out: Tensor) -> None:
 
 def kernels_run(x: Tensor, weight: Tensor) -> bool:
     """Return True if the kernels here run for this input, on this GPU."""
-    if not (0 < len(x) <= FEW_ROWS and x.is_cuda and HAS_TRITON and x.dtype in SIXTEEN_BIT):
+    if not (0 < len(x) <= FEW_ROWS and runs_early(x)):
         return False
-    aligned = weight.shape[1] % _ALIGNED == 0 and x.stride(0) % _ALIGNED == 0 and x.stride(1) == 1
-    return aligned and _is_hopper(x.device)
+    return weight.shape[1] % _ALIGNED == 0 and x.stride(0) % _ALIGNED == 0 and x.stride(1) == 1
+
+
+def runs_early(x: Tensor) -> bool:
+    """Return True if kernels of this input can be launched before the kernel before them has ended."""
+    return x.is_cuda and HAS_TRITON and x.dtype in SIXTEEN_BIT and _is_hopper(x.device)
 
 
 @cache

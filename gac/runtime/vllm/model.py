@@ -9,6 +9,7 @@ from vllm import ModelRegistry
 from vllm.model_executor.layers.activation import SiluAndMul
 
 from gac.runtime.header import header_of
+from gac.runtime.vllm.elementwise import use_kernels
 from gac.runtime.vllm.heads import BACKEND, FewerHeads
 from gac.runtime.vllm.linear import DenseLinearMethod
 from gac.runtime.vllm.planned import PlannedConfig
@@ -62,6 +63,7 @@ class _Compressed:
             skip(self, vllm_config, {**block, "block": name, "norms": norms}, constant)
         if vllm_config.lora_config is None:  # an adapter adds to gate and up before their activation
             _join_activations(self)
+        use_kernels(self)  # type: ignore[arg-type]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the tensors of a checkpoint; the names of factors become those of parameters here."""

@@ -14,7 +14,9 @@ from torch import Tensor
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from gac.runtime.contract import FEW_ROWS
+from gac.runtime.kernels.elementwise.rows import gated
 from gac.runtime.kernels.few_rows import gated_row, kernels_run, multiply
+from gac.runtime.vllm.elementwise import takes_many
 
 _gemm = torch.nn.functional.linear
 
@@ -124,11 +126,14 @@ def _linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _gated(x: Tensor, weight: Tensor) -> Tensor:
     """Return ``silu(gate) * up`` ``(..., n)`` of tokens ``(..., in)``, of gate and up in one weight ``(2 n, in)``."""
-    out = _gated_shape(x, weight)
     if x.numel() == x.shape[-1] and kernels_run(row := x.reshape(1, -1), weight):
-        gated_row(row, weight, out)
-    else:
-        torch.ops._C.silu_and_mul(out, _linear(x, weight, None))
+        gated_row(row, weight, out := _gated_shape(x, weight))
+        return out
+    both = _linear(x, weight, None)
+    if takes_many(both):
+        gate, up = both.chunk(2, dim=-1)
+        return gated(gate, up, "silu")
+    torch.ops._C.silu_and_mul(out := _gated_shape(x, weight), both)
     return out
 
 

@@ -211,8 +211,12 @@ def gate_kernel(gate_ptr, up, out_ptr, of_gate, of_up, n_cols, TANH: tl.constexp
 
 
 @jit
-def _rotate(x, out, cos, sin, token, heads, first, of_head, size, HEADS: tl.constexpr, HALF: tl.constexpr):
-    """Some heads of a token, in halves: x at the token's first number, cos and sin at the token's angles.
+def rotate(
+    x, out, cos, sin, heads, first, x_head, out_head, size, other_angles, HEADS: tl.constexpr, HALF: tl.constexpr
+):
+    """Some heads of a token, in halves: x and out at the token's first number, cos and sin at the token's angles.
+
+    The angles of the second half lie ``other_angles`` behind those of the first: 0 where they are the same.
 
     Products are rounded to the dtype of the angles, as PyTorch does where that is x's or float32.
     """
@@ -222,18 +226,19 @@ def _rotate(x, out, cos, sin, token, heads, first, of_head, size, HEADS: tl.cons
     there = (head < heads) & (offsets < half)
     narrow = x.dtype.element_ty
     rounds = cos.dtype.element_ty
-    low = tl.load(x + head * of_head + offsets, mask=there, other=0.0).to(tl.float32)
-    two = tl.load(x + head * of_head + offsets + half, mask=there, other=0.0).to(tl.float32)
+    low = tl.load(x + head * x_head + offsets, mask=there, other=0.0).to(tl.float32)
+    two = tl.load(x + head * x_head + offsets + half, mask=there, other=0.0).to(tl.float32)
     for second in tl.static_range(2):
         beyond = offsets + second * half
-        angle = tl.load(cos + beyond, mask=offsets < half, other=0.0).to(tl.float32)
-        other = tl.load(sin + beyond, mask=offsets < half, other=0.0).to(tl.float32)
+        place = offsets + second * other_angles
+        angle = tl.load(cos + place, mask=offsets < half, other=0.0).to(tl.float32)
+        other = tl.load(sin + place, mask=offsets < half, other=0.0).to(tl.float32)
         local = ((two if second else low) * angle).to(rounds).to(tl.float32)
         turned = ((low if second else -two) * other).to(rounds).to(tl.float32)
-        tl.store(out + (token * heads + head) * size + beyond, (local + turned).to(narrow), mask=there)
+        tl.store(out + head * out_head + beyond, (local + turned).to(narrow), mask=there)
 
 
-@jit
+@jit(do_not_specialize=["q_heads", "k_heads"])  # a count of 1 would become a constant, of another type
 def rotate_kernel(
     q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr, tokens, q_heads, k_heads, n_cols,
     q_batch, q_head, q_token, k_batch, k_head, k_token, angle_batch, angle_token,
@@ -248,14 +253,13 @@ def rotate_kernel(
     angles = batch * angle_batch + token * angle_token
     parts = tl.cdiv(q_heads, HEADS)
     if part < parts:
-        of = q_ptr + batch * q_batch + token * q_token
-        _rotate(
-            of, q_out_ptr, cos_ptr + angles, sin_ptr + angles, row, q_heads, part * HEADS, q_head, n_cols, HEADS, HALF
-        )
+        x, out = q_ptr + batch * q_batch + token * q_token, q_out_ptr + row * q_heads * n_cols
+        heads, first, stride = q_heads, part * HEADS, q_head
     else:
-        of = k_ptr + batch * k_batch + token * k_token
-        first = (part - parts) * HEADS
-        _rotate(of, k_out_ptr, cos_ptr + angles, sin_ptr + angles, row, k_heads, first, k_head, n_cols, HEADS, HALF)
+        x, out = k_ptr + batch * k_batch + token * k_token, k_out_ptr + row * k_heads * n_cols
+        heads, first, stride = k_heads, (part - parts) * HEADS, k_head
+    cos, sin = cos_ptr + angles, sin_ptr + angles
+    rotate(x, out, cos, sin, heads, first, stride, n_cols, n_cols, n_cols // 2, HEADS, HALF)
 
 
 @jit

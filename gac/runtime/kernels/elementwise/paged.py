@@ -1,0 +1,102 @@
+"""Inputs of attention over a paged KV cache: heads rotated in place, keys and values written to pages.
+
+Both read and write as fast as memory is, where an engine's own kernels take two to three times as long for thousands
+of tokens. For few tokens they are launched early (programmatic dependent launch).
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from gac.runtime.kernels.elementwise.rows import power_of_two, rotate
+from gac.runtime.kernels.gpu import ceil_div, launching_on
+from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
+
+NUMBERS, OF_A_WARP = 2048, 512
+"""Numbers that a program rotates, and that a warp of it does."""
+
+
+def rotate_in_place(positions: Tensor, q: Tensor, k: Tensor, angles: Tensor, size: int, early: bool = False) -> None:
+    """Rotate queries and keys in halves (arXiv 2104.09864, equation 34), in place.
+
+    Args:
+        positions: of the tokens, int64, shape ``(tokens,)``.
+        q, k: shape ``(tokens, heads * size)``; rows may lie apart.
+        angles: cosines, then sines, of each position, shape ``(positions, size)``.
+        early: launch before the kernel before it has ended; on Hopper GPUs.
+    """
+    heads = [x.shape[1] // size for x in (q, k)]
+    half = power_of_two(size // 2)
+    block = max(1, min(NUMBERS // half // 2, power_of_two(heads[0])))
+    with launching_on(q):
+        rotate_paged_kernel[(len(positions), sum(ceil_div(count, block) for count in heads))](
+            positions, q, k, angles, *heads, size, q.stride(0), k.stride(0), angles.stride(0), HEADS=block, HALF=half,
+            EARLY=early, num_warps=max(1, block * half * 2 // OF_A_WARP), enable_fp_fusion=False, **_launch(early),
+        )  # fmt: skip
+
+
+def write_to_pages(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, early: bool = False) -> None:
+    """Write keys and values of tokens to their slots of a paged cache.
+
+    Args:
+        k, v: shape ``(tokens, heads, size)``; tokens and heads may lie apart.
+        keys, values: shape ``(pages, tokens of a page, heads, size)``, with the same strides; the last is 1.
+        slots: of the tokens, int64; a negative one is not written. There may be fewer slots than tokens.
+        early: launch before the kernel before it has ended; on Hopper GPUs.
+    """
+    heads, size = k.shape[1:]
+    block, wide = power_of_two(heads), power_of_two(size)
+    with launching_on(k):
+        write_paged_kernel[(len(slots), 2)](
+            k, v, keys, values, slots, heads, size, keys.shape[1], *k.stride()[:2], *v.stride()[:2], *keys.stride()[:3],
+            HEADS=block, SIZE=wide, EARLY=early, num_warps=max(1, min(4, block * wide // OF_A_WARP)), **_launch(early),
+        )  # fmt: skip
+
+
+def _launch(early: bool) -> dict[str, Any]:
+    return {"launch_pdl": True} if early else {}  # Triton's interpreter knows no such option
+
+
+# The Triton kernels.
+
+
+@jit(do_not_specialize=["q_heads", "k_heads"])
+def rotate_paged_kernel(
+    positions_ptr, q_ptr, k_ptr, angles_ptr, q_heads, k_heads, n_cols, q_token, k_token, angle_token,
+    HEADS: tl.constexpr, HALF: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """A program takes HEADS heads of a token: those of the queries first, then those of the keys."""
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if EARLY:
+        gdc_launch_dependents()
+    cos = angles_ptr + tl.load(positions_ptr + token) * angle_token
+    sin = cos + n_cols // 2
+    parts = tl.cdiv(q_heads, HEADS)
+    if EARLY:
+        gdc_wait()
+    if part < parts:
+        x, heads, first = q_ptr + token * q_token, q_heads, part * HEADS
+    else:
+        x, heads, first = k_ptr + token * k_token, k_heads, (part - parts) * HEADS
+    rotate(x, x, cos, sin, heads, first, n_cols, n_cols, n_cols, 0, HEADS, HALF)
+
+
+@jit
+def write_paged_kernel(
+    k_ptr, v_ptr, keys_ptr, values_ptr, slots_ptr, heads, n_cols, page_tokens, k_token, k_head, v_token, v_head,
+    page_stride, token_stride, head_stride, HEADS: tl.constexpr, SIZE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """A program takes all keys or all values of a token."""
+    token = tl.program_id(0).to(tl.int64)
+    if EARLY:
+        gdc_launch_dependents()
+    slot = tl.load(slots_ptr + token)
+    head, column = tl.arange(0, HEADS)[:, None], tl.arange(0, SIZE)[None, :]
+    there = (head < heads) & (column < n_cols) & (slot >= 0)
+    place = slot // page_tokens * page_stride + slot % page_tokens * token_stride + head * head_stride + column
+    if EARLY:
+        gdc_wait()
+    if tl.program_id(1) == 0:
+        tl.store(keys_ptr + place, tl.load(k_ptr + token * k_token + head * k_head + column, mask=there), mask=there)
+    else:
+        tl.store(values_ptr + place, tl.load(v_ptr + token * v_token + head * v_head + column, mask=there), mask=there)
