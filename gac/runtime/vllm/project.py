@@ -14,9 +14,8 @@ from torch import Tensor
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from gac.runtime.contract import FEW_ROWS
-from gac.runtime.kernels.elementwise.rows import gated
 from gac.runtime.kernels.few_rows import gated_row, kernels_run, multiply
-from gac.runtime.vllm.elementwise import takes_many
+from gac.runtime.vllm.elementwise import silu_and_mul
 
 _gemm = torch.nn.functional.linear
 
@@ -129,11 +128,8 @@ def _gated(x: Tensor, weight: Tensor) -> Tensor:
     if x.numel() == x.shape[-1] and kernels_run(row := x.reshape(1, -1), weight):
         gated_row(row, weight, out := _gated_shape(x, weight))
         return out
-    both = _linear(x, weight, None)
-    if takes_many(both):
-        gate, up = both.chunk(2, dim=-1)
-        return gated(gate, up, "silu")
-    torch.ops._C.silu_and_mul(out := _gated_shape(x, weight), both)
+    both, out = _linear(x, weight, None), _gated_shape(x, weight)
+    silu_and_mul(both.view(-1, both.shape[-1]), out.view(-1, out.shape[-1]))
     return out
 
 
@@ -144,11 +140,11 @@ def _gated_shape(x: Tensor, weight: Tensor) -> Tensor:
 def _operator(name: str, function: Callable[..., Tensor], shape: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Register an operator for compiled graphs. Elsewhere the function itself runs: the dispatcher is slow."""
     direct_register_custom_op(name, function, fake_impl=shape)
-    registered = getattr(torch.ops.vllm, name)
+    registered, is_compiling = getattr(torch.ops.vllm, name), torch.compiler.is_compiling
 
     @wraps(function)
     def run(*inputs: Any) -> Tensor:
-        result: Tensor = (registered if torch.compiler.is_compiling() else function)(*inputs)
+        result: Tensor = (registered if is_compiling() else function)(*inputs)
         return result
 
     return run

@@ -212,20 +212,21 @@ def gate_kernel(gate_ptr, up, out_ptr, of_gate, of_up, n_cols, TANH: tl.constexp
 
 @jit
 def rotate(
-    x, out, cos, sin, heads, first, x_head, out_head, size, other_angles, HEADS: tl.constexpr, HALF: tl.constexpr
-):
+    x, out, cos, sin, heads, first, x_head, out_head, size, other_angles,
+    HEADS: tl.constexpr, HALF: tl.constexpr, ROUNDED: tl.constexpr,
+):  # fmt: skip
     """Some heads of a token, in halves: x and out at the token's first number, cos and sin at the token's angles.
 
     The angles of the second half lie ``other_angles`` behind those of the first: 0 where they are the same.
 
-    Products are rounded to the dtype of the angles, as PyTorch does where that is x's or float32.
+    ROUNDED: products are rounded to the dtype of the angles, as PyTorch does where that is x's or float32.
     """
     head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None]
     offsets = tl.arange(0, HALF)[None, :]
     half = size // 2
     there = (head < heads) & (offsets < half)
     narrow = x.dtype.element_ty
-    rounds = cos.dtype.element_ty
+    rounds = cos.dtype.element_ty if ROUNDED else tl.float32
     low = tl.load(x + head * x_head + offsets, mask=there, other=0.0).to(tl.float32)
     two = tl.load(x + head * x_head + offsets + half, mask=there, other=0.0).to(tl.float32)
     for second in tl.static_range(2):
@@ -259,7 +260,7 @@ def rotate_kernel(
         x, out = k_ptr + batch * k_batch + token * k_token, k_out_ptr + row * k_heads * n_cols
         heads, first, stride = k_heads, (part - parts) * HEADS, k_head
     cos, sin = cos_ptr + angles, sin_ptr + angles
-    rotate(x, out, cos, sin, heads, first, stride, n_cols, n_cols, n_cols // 2, HEADS, HALF)
+    rotate(x, out, cos, sin, heads, first, stride, n_cols, n_cols, n_cols // 2, HEADS, HALF, True)
 
 
 @jit

@@ -1,11 +1,11 @@
-"""Inputs of attention over a paged KV cache in Triton: the numbers of plain PyTorch."""
+"""Kernels between the GEMMs of an engine's layer in Triton: the numbers of plain PyTorch."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from gac.runtime.kernels.elementwise.paged import rotate_in_place, write_to_pages
-from gac.runtime.kernels.elementwise.rows import plainly_rotated
+from gac.runtime.kernels.elementwise.engine import add_norm, gate, rotate_in_place, write_to_pages
+from gac.runtime.kernels.elementwise.rows import NORMS, plainly_rotated
 from tests.runtime.interpreted import DEVICE
 
 
@@ -27,9 +27,9 @@ def test_heads_are_rotated_in_place_by_their_positions(heads: tuple[int, int], s
     rotate_in_place(positions, q, k, angles, size)
     cos, sin = (torch.cat((half, half), dim=1)[None] for half in angles[positions].chunk(2, dim=1))
     old_q, old_k, old_v = before.split([heads[0] * size, heads[1] * size, size], dim=1)
-    expected = plainly_rotated(by_head(old_q, size), by_head(old_k, size), cos, sin)
-    assert torch.equal(by_head(q, size), expected[0])
-    assert torch.equal(by_head(k, size), expected[1])
+    wide = (each.float() for each in (by_head(old_q, size), by_head(old_k, size), cos, sin))
+    for rotated, expected in zip((q, k), plainly_rotated(*wide), strict=True):
+        torch.testing.assert_close(by_head(rotated, size), expected.half(), rtol=2**-10, atol=2**-14)
     assert torch.equal(v, old_v)
 
 
@@ -47,3 +47,19 @@ def test_keys_and_values_are_written_to_their_slots(order: tuple[int, ...]) -> N
     for token, slot in ((0, 18), (2, 3)):
         expected[slot // page, slot % page] = torch.cat((k[token], v[token]), dim=-1)
     assert torch.equal(cache, expected)
+
+
+@pytest.mark.parametrize("size", [48, 1500])
+def test_a_norm_adds_to_the_residual_stream(size: int) -> None:
+    x, residual, weight = random(3, size), random(3, size, seed=1), random(size, seed=2)
+    expected = x + residual
+    add_norm(x, residual, weight, 1e-5)
+    assert torch.equal(residual, expected)
+    torch.testing.assert_close(x, NORMS["llama"](expected, weight, 1e-5), rtol=2**-9, atol=2**-14)
+
+
+def test_gate_and_up_are_halves_of_a_row() -> None:
+    x, out = random(2, 2 * 2500), random(2, 2500, seed=1)
+    gate(x, out)
+    expected = torch.nn.functional.silu(x[:, :2500]) * x[:, 2500:]
+    torch.testing.assert_close(out, expected, rtol=2**-9, atol=2**-14)

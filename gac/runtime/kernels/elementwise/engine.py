@@ -1,14 +1,14 @@
-"""Inputs of attention over a paged KV cache: heads rotated in place, keys and values written to pages.
+"""Kernels between the GEMMs of an engine's layer: norms, rotary embeddings, a paged KV cache and gated activations.
 
-Both read and write as fast as memory is, where an engine's own kernels take two to three times as long for thousands
-of tokens. For few tokens they are launched early (programmatic dependent launch).
+For few tokens they are launched early (programmatic dependent launch), so that a kernel begins while the one before it
+ends. For thousands of tokens they read and write as fast as memory is.
 """
 
 from typing import Any
 
 from torch import Tensor
 
-from gac.runtime.kernels.elementwise.rows import power_of_two, rotate
+from gac.runtime.kernels.elementwise.rows import gated_values, normed_values, power_of_two, rotate, warps_for
 from gac.runtime.kernels.gpu import ceil_div, launching_on
 from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
 
@@ -17,7 +17,7 @@ NUMBERS, OF_A_WARP = 2048, 512
 
 
 def rotate_in_place(positions: Tensor, q: Tensor, k: Tensor, angles: Tensor, size: int, early: bool = False) -> None:
-    """Rotate queries and keys in halves (arXiv 2104.09864, equation 34), in place.
+    """Rotate queries and keys in halves (arXiv 2104.09864, equation 34), in place, and round once, as vLLM does.
 
     Args:
         positions: of the tokens, int64, shape ``(tokens,)``.
@@ -53,6 +53,31 @@ def write_to_pages(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Te
         )  # fmt: skip
 
 
+def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, early: bool = False) -> None:
+    """Add x to the residual stream, and write its RMSNorm (``rows.NORMS["llama"]``) to x: both in place.
+
+    Args:
+        x, residual: shape ``(tokens, features)``, contiguous.
+        weight: shape ``(features,)``.
+        early: launch before the kernel before it has ended; on Hopper GPUs.
+    """
+    tokens, size = x.shape
+    wide = power_of_two(size)
+    with launching_on(x):
+        add_norm_kernel[(tokens,)](
+            x, residual, weight, size, eps, BLOCK_SIZE=wide, EARLY=early, num_warps=warps_for(wide), **_launch(early)
+        )
+
+
+def gate(x: Tensor, out: Tensor, early: bool = False) -> None:
+    """Write ``silu(gate) * up`` to ``out`` ``(tokens, n)``, of gate and up in x ``(tokens, 2 n)``, both contiguous."""
+    tokens, size = out.shape
+    with launching_on(x):
+        gate_up_kernel[(tokens, ceil_div(size, NUMBERS))](
+            x, out, size, BLOCK_SIZE=NUMBERS, EARLY=early, **_launch(early)
+        )
+
+
 def _launch(early: bool) -> dict[str, Any]:
     return {"launch_pdl": True} if early else {}  # Triton's interpreter knows no such option
 
@@ -78,7 +103,7 @@ def rotate_paged_kernel(
         x, heads, first = q_ptr + token * q_token, q_heads, part * HEADS
     else:
         x, heads, first = k_ptr + token * k_token, k_heads, (part - parts) * HEADS
-    rotate(x, x, cos, sin, heads, first, n_cols, n_cols, n_cols, 0, HEADS, HALF)
+    rotate(x, x, cos, sin, heads, first, n_cols, n_cols, n_cols, 0, HEADS, HALF, False)
 
 
 @jit
@@ -100,3 +125,37 @@ def write_paged_kernel(
         tl.store(keys_ptr + place, tl.load(k_ptr + token * k_token + head * k_head + column, mask=there), mask=there)
     else:
         tl.store(values_ptr + place, tl.load(v_ptr + token * v_token + head * v_head + column, mask=there), mask=there)
+
+
+@jit
+def add_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, n_cols, eps, BLOCK_SIZE: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    """A program takes a token."""
+    offsets = tl.arange(0, BLOCK_SIZE)
+    there = offsets < n_cols
+    if EARLY:
+        gdc_launch_dependents()
+    gain = tl.load(weight_ptr + offsets, mask=there, other=0.0).to(tl.float32)
+    place = tl.program_id(0).to(tl.int64) * n_cols + offsets
+    if EARLY:
+        gdc_wait()
+    narrow = x_ptr.dtype.element_ty
+    value = tl.load(x_ptr + place, mask=there, other=0.0).to(tl.float32)
+    value = (value + tl.load(residual_ptr + place, mask=there, other=0.0).to(tl.float32)).to(narrow)
+    tl.store(residual_ptr + place, value, mask=there)
+    tl.store(x_ptr + place, normed_values(value.to(tl.float32), gain, n_cols, eps, False, narrow), mask=there)
+
+
+@jit
+def gate_up_kernel(x_ptr, out_ptr, n_cols, BLOCK_SIZE: tl.constexpr, EARLY: tl.constexpr):
+    """A program takes BLOCK_SIZE outputs of a token."""
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    there = offsets < n_cols
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    value = tl.load(x_ptr + 2 * row * n_cols + offsets, mask=there, other=0.0).to(tl.float32)
+    other = tl.load(x_ptr + (2 * row + 1) * n_cols + offsets, mask=there, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * n_cols + offsets, gated_values(value, other, False, x_ptr.dtype.element_ty), mask=there)
