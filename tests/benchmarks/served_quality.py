@@ -18,7 +18,7 @@ import torch
 PROMPTS, PROMPT, ANSWER = 20, 32, 16
 
 
-def by_transformers(folder: str, windows: int, length: int, dtype: str) -> dict[str, Any]:
+def by_transformers(folder: str, text: str, windows: int, length: int, dtype: str) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     import gac
@@ -29,7 +29,7 @@ def by_transformers(folder: str, windows: int, length: int, dtype: str) -> dict[
         model: Any = gac.load(folder, device, getattr(torch, dtype))
     else:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
-    sample = take_sample(AutoTokenizer.from_pretrained(folder), "wiki-sample", windows, length)
+    sample = take_sample(AutoTokenizer.from_pretrained(folder), text, windows, length)
     rows = sample.cut.ids.tolist()
     tokens = []
     for row in rows[:PROMPTS]:
@@ -72,12 +72,13 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--reference", type=Path, required=True)
     parser.add_argument("--vllm", action="store_true")
+    parser.add_argument("--text", default="wiki-sample", help="a named text, or a file")
     parser.add_argument("--windows", type=int, default=40)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--dtype", default="bfloat16")
     chosen = parser.parse_args()
     if not chosen.vllm:
-        reference = by_transformers(chosen.folder, chosen.windows, chosen.length, chosen.dtype)
+        reference = by_transformers(chosen.folder, chosen.text, chosen.windows, chosen.length, chosen.dtype)
         chosen.reference.write_text(json.dumps(reference), encoding="utf-8")
         print(f"perplexity {reference['perplexity']:.4f} by transformers in {reference['dtype']}")
         return
