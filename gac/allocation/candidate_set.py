@@ -113,6 +113,7 @@ def weight_candidates(
     def without_loss() -> CandidateSet:
         latency, source = (timing.after_fused if fused else timing.of_weight)(form, weight, dims, scheme)
         latency, source = add((latency, source), attention_latency(timing, form, weight, dims))
+        latency = sum_of_latencies(latency, timing.launches(form, weight, dims))
         costs = [[cost.of_choice(form, scheme, weight, dim) for cost in COSTS.values()] for dim in dims.tolist()]
         return CandidateSet(
             site.name,

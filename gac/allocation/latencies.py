@@ -41,7 +41,8 @@ class Timing:
     """Source of latencies: a profile (None: all are unknown), and the workloads.
 
     ``gpus``: over how many every weight is split, see ``gac.allocation.split_latencies`` for several. ``steps``: whole
-    steps of the dense model in the engine, by workload, where they are known; their scale is that of every GEMM.
+    steps of the dense model in the engine, by workload, where they are known; their scale is that of every GEMM, and
+    the second GEMM of every pair has a launch of theirs (``launches``).
     """
 
     profile: Profile | None
@@ -81,6 +82,16 @@ class Timing:
         if form.latency.gemm_after_fused(weight, 1, 1) is None:
             return apart
         return add(apart, self._second_gemm(form, weight, dims, scheme))
+
+    def launches(self, form: Form, weight: Weight, dims: Ints) -> Ints:
+        """Return what GEMMs beyond the dense model's cost steps beside their own time, of shape ``(dims, workloads)``.
+
+        That is the second GEMM of a pair: siblings share the first one, as they share the dense model's.
+        """
+        steps = [self.steps.get(str(workload)) for workload in self.workloads]
+        ns = np.array([0 if step is None else step.launch_ns for step in steps], dtype=np.int64)
+        further = (dims > 0) & (form.latency.gemm_after_fused(weight, 1, 1) is not None)
+        return further[:, None] * ns
 
     def shared_width(self, form: Form, weight: Weight, dims: Ints) -> Ints:
         return self._features(form, weight, dims)[1]

@@ -6,19 +6,23 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from gac.allocation.candidate_set import CandidateSet, zip_candidates
 from gac.allocation.decide import speed_defaults
-from gac.allocation.dense import DenseModel
+from gac.allocation.dense import DenseModel, total
 from gac.allocation.feasibility import check_reachable
-from gac.allocation.latencies import DTYPE
+from gac.allocation.latencies import BF16, DTYPE, Timing
 from gac.allocation.rules import RULES
 from gac.allocation.split_latencies import timing_of
 from gac.core.errors import GacError, ModelError, PlanError
 from gac.forms import DEFAULT_FORMS, FORMS, form_named
 from gac.forms.curvature.registry import METHODS
-from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
+from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit, fuse_sites
 from gac.models.families import family_of
 from gac.models.sites import Site
-from gac.plan.engines import ENGINES, TRANSFORMERS, VLLM, Engine, Step, steps_of, with_half_mlps
+from gac.plan.costs import ns_of
+from gac.plan.engines import ENGINES, PAIR, TRANSFORMERS, VLLM, Engine, Step, paired_rank, steps_of, with_half_mlps
 from gac.plan.evidence import ProfileUsed
 from gac.plan.recipe import Deployment, Recipe, Refit, ResolvedRecipe
 from gac.profiling.table import Profile
@@ -95,16 +99,29 @@ def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, St
         str(workload): [int(profile.point(operation, DTYPE) or 0) for operation in steps_of(config, workload)]
         for workload in run.parsed
     }
-    if not (known := {name: steps for name, steps in times.items() if steps and 0 not in steps}):
+    if not (known := {name: steps for name, steps in times.items() if steps and 0 not in steps[:-1]}):
         return {}
     timing = timing_of(profile, replace(run, engine=VLLM.name, workloads=tuple(known)))
     full, half = (
         DenseModel.of(family_of(each).sites(each), timing).gemms_ns for each in (config, with_half_mlps(config))
     )
-    return {
-        name: Step(dense_ns, served_ns, _scale(served_ns - halved_ns, gemms, fewer))
-        for (name, (dense_ns, served_ns, halved_ns)), gemms, fewer in zip(known.items(), full, half, strict=True)
-    }
+    pairs = _all_paired(family_of(config).sites(config), timing)
+    count, steps = sum(len(rows.dims[0]) for rows in pairs), {}
+    for (name, known_ns), gemms, fewer in zip(known.items(), full, half, strict=True):
+        dense_ns, served_ns, halved_ns, paired_ns = known_ns
+        scale, launches, in_pairs = _scale(served_ns - halved_ns, gemms, fewer), Fraction(0), total(pairs, ns_of(name))
+        if paired_ns and gemms is not None and in_pairs is not None:  # older tables have no step of pairs
+            launches = max(launches, paired_ns - served_ns - scale * (in_pairs - gemms))
+        steps[name] = Step(dense_ns, served_ns, scale, round(launches / count))
+    return steps
+
+
+def _all_paired(sites: Sequence[Site], timing: Timing) -> list[CandidateSet]:
+    sets = []
+    for site in fuse_sites(sites):
+        ranks = [np.array([paired_rank(weight)]) for weight in site.weights]
+        sets.append(zip_candidates(site, [PAIR] * len(ranks), ranks, BF16, timing))
+    return sets
 
 
 def _scale(saved_ns: int, gemms_ns: int | None, fewer_ns: int | None) -> Fraction:

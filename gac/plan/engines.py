@@ -11,11 +11,16 @@ from gac.core.operations import Operation
 from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.models.attentions import heads_of
+from gac.models.sites import Weight
 from gac.runtime.contract import FEW_ROWS
 from gac.schemes import DEFAULT_SCHEME
 
-STEPS = ("engine_step", "served_step")
-"""Operators of whole steps of the dense model in an engine: by its own class, and by GAC's plugin."""
+STEPS = ("engine_step", "served_step", "paired_step")
+"""Operators of whole steps of a dense model in an engine: by its own class, by GAC's plugin, and there with every
+weight of attentions and MLPs as a low-rank pair."""
+
+PAIR = form_named("low_rank")
+"""The form of those pairs."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,13 @@ class Step:
         served_ns: by GAC's plugin.
         scale: time that a GEMM takes within a step, over that alone. Clocks sink under load, activations shrink along
             with MLPs, and little is gained where a step waits for its launches.
+        launch_ns: what one more GEMM costs a step beside its own time. Most where a step waits for its launches.
     """
 
     dense_ns: int
     served_ns: int
     scale: Fraction = Fraction(1)
+    launch_ns: int = 0
 
 
 def steps_of(config: Any, workload: Workload) -> tuple[Operation, ...]:
@@ -74,13 +81,18 @@ def steps_of(config: Any, workload: Workload) -> tuple[Operation, ...]:
         config: a transformers config of a text model, or its shapes.
 
     Returns:
-        Three operations: one of each of ``STEPS``, and ``served_step`` with MLPs of half the width. None where the
-        config does not name its sizes as Llama's does.
+        Four operations: ``engine_step``, ``served_step``, that with MLPs of half the width, and ``paired_step``. None
+        where the config does not name its sizes as Llama's does.
     """
     if getattr(config, "intermediate_size", None) is None:
         return ()
-    halved = _step(STEPS[1], with_half_mlps(config), workload)
-    return *(_step(name, config, workload) for name in STEPS), halved
+    engine, served, paired = (_step(name, config, workload) for name in STEPS)
+    return engine, served, _step(served.operator, with_half_mlps(config), workload), paired
+
+
+def paired_rank(weight: Weight) -> int:
+    """Return a weight's rank in ``paired_step``: half of that at which a pair is as large, a multiple of 8 from 8."""
+    return max(8, weight.params // PAIR.params(weight, 2) // 8 * 8)
 
 
 def with_half_mlps(config: Any) -> Any:

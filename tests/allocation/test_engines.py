@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gac.allocation.candidate_set import weight_candidates
 from gac.allocation.decide import decide
 from gac.allocation.dense import DenseModel
 from gac.allocation.frontier import frontier
@@ -17,11 +18,13 @@ from gac.allocation.split_latencies import timing_of
 from gac.core.errors import BudgetError, GacError, PlanError, ProfileError
 from gac.core.operations import linear
 from gac.core.workloads import Workload
-from gac.forms import DENSE
+from gac.forms import DENSE, form_named
 from gac.forms.loss_curves import LossCurve
+from gac.forms.planned_sites import fuse_sites
+from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Site, Weight
-from gac.plan.engines import ENGINES, VLLM, Step, steps_of
+from gac.plan.engines import ENGINES, PAIR, STEPS, VLLM, Step, paired_rank, steps_of
 from gac.plan.evidence import ProfileUsed
 from gac.plan.recipe import Recipe
 from gac.profiling.records import Measurement, Point
@@ -29,6 +32,7 @@ from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.table import Profile
 from gac.reporting.report.render import report_page
 from gac.reporting.report.sources import Sources
+from gac.schemes import scheme_named
 from tests.allocation.small_problems import MEASURED, PREFILL, SIDE, curves_by, measured, profile, rows
 from tests.headers import make_profile
 
@@ -43,14 +47,23 @@ def by_bytes(point: Point) -> float:
     return 1000.0 + axes["k"] * axes.get("n", 1) / 100
 
 
-def table_of(scale: float) -> Profile:
-    """SmolLM2's shapes for one workload as vLLM runs them, and steps in which GEMMs take ``scale`` times as long."""
+def linear_ns(k: int, n: int) -> float:
+    return by_bytes(Point(linear(1, k, n)))
+
+
+def table_of(scale: float, paired_ns: float | None = None) -> Profile:
+    """SmolLM2's shapes for one workload as vLLM runs them, and steps in which GEMMs take ``scale`` times as long.
+
+    Args:
+        paired_ns: of the step in which all weights are pairs; None: the table is older.
+    """
     workload = Workload.parse(DECODE)
     points = (*model_points(SMOLLM2, [workload]), *fused_points(SMOLLM2, [workload]))
     served = dict.fromkeys(replace(point, operation=VLLM.operation(point.operation)) for point in points)
     halved = 30 * 576 * (1536 + 768) / 100  # ns that GEMMs of half the MLPs save
-    steps = zip(steps_of(SMOLLM2, workload), (1_200_000.0, 1_000_000.0, 1_000_000.0 - scale * halved), strict=True)
-    timed = {point: by_bytes(point) for point in served} | {Point(step): ns for step, ns in steps}
+    steps_ns = (1_200_000.0, 1_000_000.0, 1_000_000.0 - scale * halved, paired_ns)
+    steps = zip(steps_of(SMOLLM2, workload), steps_ns, strict=True)
+    timed = {point: by_bytes(point) for point in served} | {Point(step): ns for step, ns in steps if ns is not None}
     return make_profile(Measurement.of(point, ns, 0.0, 10, 1980, True) for point, ns in timed.items())
 
 
@@ -145,11 +158,11 @@ def problem(steps: dict[str, Step], **options: Any) -> Problem:
     )
 
 
-STEPS = {PREFILL: Step(dense_ns=32_000, served_ns=30_000)}
+WHOLE = {PREFILL: Step(dense_ns=32_000, served_ns=30_000)}
 
 
 def test_latencies_are_those_of_whole_steps() -> None:
-    of_steps = problem(STEPS)
+    of_steps = problem(WHOLE)
     assert of_steps.dense.latency_ns == (32_000,)
     assert of_steps.dense.rest_ns == (18_000,)
     timed = decide(of_steps).plan.workloads[0]
@@ -158,13 +171,13 @@ def test_latencies_are_those_of_whole_steps() -> None:
 
 
 def test_a_limit_counts_the_rest_of_a_step() -> None:
-    plan = decide(problem(STEPS, latency={PREFILL: 0.8})).plan
+    plan = decide(problem(WHOLE, latency={PREFILL: 0.8})).plan
     assert plan.limits[-1].limit == 25_600
     assert 24_600 < plan.limits[-1].used <= 25_600
 
 
 def test_a_frontier_over_latency_is_of_whole_steps() -> None:
-    result = frontier(problem(STEPS, engine="vllm"), points=4, limit=PREFILL)
+    result = frontier(problem(WHOLE, engine="vllm"), points=4, limit=PREFILL)
     assert result.dense_ns == (32_000,)
     assert f"{PREFILL} tokens/s" in str(result)
     assert f"tokens/s of whole steps in vllm; dense 250,000 ({PREFILL})" in str(result)
@@ -175,7 +188,7 @@ def test_a_frontier_over_latency_is_of_whole_steps() -> None:
 
 
 def test_the_summary_and_the_page_say_tokens_a_second() -> None:
-    plan = decide(problem(STEPS, engine="vllm")).plan
+    plan = decide(problem(WHOLE, engine="vllm")).plan
     timed = plan.workloads[0]
     assert timed.plan_ns
     rates = f"; {8e9 / timed.plan_ns:,.0f} tokens/s of 250,000 in vllm"
@@ -218,3 +231,101 @@ def test_a_limit_of_1_allows_the_dense_model_in_the_plugin() -> None:
 def test_gemms_of_a_step_that_gains_nothing_count_nothing(saved: float) -> None:
     run = Recipe.of(workloads=DECODE, engine="vllm").deployment
     assert engine_steps(SMOLLM2, run, table_of(saved)) == {DECODE: Step(1_200_000, 1_000_000, Fraction(0))}
+
+
+# --- launches ---------------------------------------------------------------------------------------------------------
+
+LAYER = family_of(SMOLLM2).sites(SMOLLM2)[:5]
+
+
+def test_the_last_step_is_the_model_of_pairs() -> None:
+    operations = steps_of(SMOLLM2, Workload.parse(DECODE))
+    assert [operation.operator for operation in operations] == [*STEPS[:2], "served_step", "paired_step"]
+    assert operations[3].shape == operations[1].shape == operations[0].shape
+
+
+def test_the_rank_of_those_pairs_is_half_of_that_at_which_they_are_as_large() -> None:
+    ranks = [paired_rank(weight) for site in LAYER for weight in site.weights]
+    assert ranks == [144, 72, 72, 144, 208, 208, 208]
+    assert paired_rank(Weight("small", 12, 12)) == 8
+
+
+def further_gemms_ns() -> float:
+    """Return what the GEMMs of SmolLM2 in pairs take beyond the dense ones; o and down take the same in the table."""
+    dense = linear_ns(576, 576 + 2 * 192) + linear_ns(576, 2 * 1536)
+    attention = linear_ns(576, 144 + 2 * 72) + linear_ns(144, 576) + 2 * linear_ns(72, 192)
+    mlp = linear_ns(576, 2 * 208) + 2 * linear_ns(208, 1536)
+    return 30 * (attention + mlp - dense)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.25])
+@pytest.mark.parametrize(("launch_ns", "expected"), [(700, 700), (0, 0), (-5, 0), (None, 0)])
+def test_a_launch_is_what_pairs_take_beyond_their_gemms(scale: float, launch_ns: int | None, expected: int) -> None:
+    taken = None if launch_ns is None else 1_000_000 + scale * further_gemms_ns() + 30 * 7 * launch_ns
+    run = Recipe.of(workloads=DECODE, engine="vllm").deployment
+    steps = engine_steps(SMOLLM2, run, table_of(scale, taken))
+    assert steps == {DECODE: Step(1_200_000, 1_000_000, Fraction(scale), expected)}
+
+
+def test_launches_of_unknown_gemms_cost_nothing() -> None:
+    operations = steps_of(SMOLLM2, Workload.parse(DECODE))
+    times = zip(operations, (2e6, 1e6, 1e6, 9e6), strict=True)
+    table = make_profile(Measurement.of(Point(step), ns, 0.0, 10, 1980, True) for step, ns in times)
+    run = Recipe.of(workloads=DECODE, engine="vllm").deployment
+    assert engine_steps(SMOLLM2, run, table) == {DECODE: Step(2_000_000, 1_000_000)}
+
+
+@pytest.mark.parametrize(
+    ("form", "dims", "launches"),
+    [
+        ("dense", [576], [0]),
+        ("low_rank", [0, 64, 128], [0, 700, 700]),
+        ("narrow", [768], [0]),
+        ("narrow_pair:768", [64], [700]),
+        ("skip", [0], [0]),
+    ],
+)
+def test_every_pair_has_a_launch(form: str, dims: list[int], launches: list[int], table: Profile) -> None:
+    """Weights that share a GEMM, and one that does not; gate, up and down have all of these forms."""
+    mlp = fuse_sites(LAYER)[-1]
+    for position, site in ((0, mlp), (0, mlp.with_fusion(False)), (2, mlp)):
+        latency = []
+        for launch_ns in (0, 700):
+            step = Step(1_200_000, 1_000_000, Fraction(1, 2), launch_ns)
+            timing = Timing(table, (Workload.parse(DECODE),), engine=VLLM, steps={DECODE: step})
+            rows = weight_candidates(
+                site, position, form_named(form), scheme_named("bf16"), np.array(dims), None, timing
+            )
+            latency.append(rows.latency[:, 0])
+        assert (latency[0] >= 0).all()
+        assert (latency[1] - latency[0]).tolist() == launches
+
+
+def test_an_unknown_latency_stays_unknown() -> None:
+    timing = Timing(None, (Workload.parse(DECODE),), steps={DECODE: Step(2, 1, launch_ns=700)})
+    rows = weight_candidates(SITES[0], 0, PAIR, scheme_named("bf16"), np.array([4]), None, timing)
+    assert rows.latency.tolist() == [[-1]]
+
+
+@pytest.mark.parametrize(("launch_ns", "form"), [(0, "low_rank"), (10_000, "narrow")])
+def test_a_limit_of_1_excludes_pairs_whose_launches_are_dear(launch_ns: int, form: str) -> None:
+    """An MLP of two weights, whose pairs lose less than fewer neurons do."""
+    mlp = Site("mlp", 0, "mlp", (Weight("up", SIDE, SIDE, neurons="out"), Weight("down", SIDE, SIDE, neurons="in")))
+    narrow = [
+        measured("linear", 500 * size, m=8, k=k, n=n)
+        for size in range(1, SIDE)
+        for k, n in ((SIDE, size), (size, SIDE))
+    ]
+    curves = curves_by(
+        low_rank=dict.fromkeys(("up", "down"), CURVE), narrow={"down": LossCurve(np.linspace(20.0, 0.0, SIDE + 1))}
+    )
+    options: dict[str, Any] = {"forms": ["low_rank", "narrow"], "budget": 0.75, "latency": {PREFILL: 1.0}}
+    small = replace(
+        problem({PREFILL: Step(32_000, 30_000, launch_ns=launch_ns)}, **options),
+        sites=(mlp,),
+        curves=curves,
+        profile=profile([*rows(8, [1000, 2000, 3000, 4000, 5000, 6000]), *narrow]),
+    )
+    plan = decide(small).plan
+    assert {weight.form for weight in plan.weights} == {form}
+    assert (plan.workloads[0].plan_ns or 0) <= 32_000

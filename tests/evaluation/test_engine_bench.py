@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,13 +22,16 @@ from gac.evaluation.engines.bench import bench_engine, parsed_options
 from gac.evaluation.engines.process import EngineError
 from gac.evaluation.engines.records import EngineBench
 from gac.evaluation.engines.workloads import EngineWorkload, default_workloads
+from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.plan.engines import steps_of
 from gac.plan.plan import Plan
 from gac.profiling.table import Profile
+from gac.runtime.header import replace_weights
+from gac.runtime.modules import LowRankLinear
 from tests.cli.commands import run
 from tests.headers import make_header
-from tests.models.small import small_config
+from tests.models.small import small_config, small_model
 from tests.serving.engine import shorter_values
 
 RUNS = ("decode:2@8", "throughput:4x16")
@@ -66,9 +70,25 @@ def test_steps_of_dense_models_join_a_table(python: Path, tmp_path: Path, monkey
     path = tmp_path / "table.jsonl"
     steps.profile_steps({"smollm2": shapes}, [workload], path, python=python)
     table = Profile.load(path)
-    assert [table.point(step, "bf16") for step in steps_of(shapes, workload)] == [1_536e6, 768e6, 384e6]
-    assert [call for _, call, *_ in calls(tmp_path)] == 3 * ["open", "measure", "measure", "measure"]
+    assert [table.point(step, "bf16") for step in steps_of(shapes, workload)] == [1_536e6, 768e6, 384e6, 768e6 + 210e6]
+    assert [call for _, call, *_ in calls(tmp_path)] == 4 * ["open", "measure", "measure", "measure"]
     steps.profile_steps({"smollm2": shapes}, [workload], path, python="not needed")
+
+
+def test_the_config_of_pairs_builds_a_model_of_pairs() -> None:
+    dense = small_config("llama")
+    values = steps.config_of(dense, served=True, modules=steps.paired_modules(dense))
+    assert values["architectures"] == ["GacLlamaForCausalLM"]
+    assert values["gac"]["modules"]["model.layers.0.self_attn.q_proj"] == {
+        "form": "low_rank",
+        "dim": 16,
+        "module": "LowRankLinear",
+        "sizes": {"in_features": 64, "out_features": 128, "rank": 16},
+    }
+    model = small_model(dense)
+    replace_weights(model, SimpleNamespace(gac=values["gac"]))
+    pairs = {name for name, module in model.named_modules() if isinstance(module, LowRankLinear)}
+    assert pairs == {weight.name for site in family_of(dense).sites(dense) for weight in site.weights}
 
 
 def calls(folder: Path) -> list[tuple[str, str, dict[str, Any], int]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from gac.core.errors import ModelError
 from gac.core.progress import progress_bar
 from gac.core.workloads import Workload
 from gac.evaluation.engines.process import Worker, worker_command
+from gac.models.families import family_of
 from gac.models.shapes import Shapes
-from gac.plan.engines import steps_of, with_half_mlps
+from gac.plan.engines import PAIR, paired_rank, steps_of, with_half_mlps
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.journal import Journal
 from gac.profiling.timing.device import fingerprint
@@ -41,10 +43,11 @@ def profile_steps(
 ) -> None:
     """Time dense models with random weights in vLLM, and add their steps to a latency table of this GPU.
 
-    Each is timed by the engine's own class, by GAC's plugin with nothing changed, and there with MLPs of half the
-    width. A decode step is the time of its CUDA graph, without compilation; a prefill is the time until all first
-    tokens are there. Steps that the table has are not timed again. A GacError says if a config does not name its sizes
-    as Llama's does, vLLM is not installed or cannot open a model, or the file is of another machine.
+    Each is timed by the engine's own class, by GAC's plugin with nothing changed, there with MLPs of half the width,
+    and there with every planned weight as a low-rank pair. A decode step is the time of its CUDA graph, without
+    compilation; a prefill is the time until all first tokens are there. Steps that the table has are not timed again. A
+    GacError says if a config does not name its sizes as Llama's does, vLLM is not installed or cannot open a model, or
+    the file is of another machine.
 
     Args:
         models: shapes or transformers configs of text models, by name.
@@ -52,22 +55,18 @@ def profile_steps(
         python: of an environment with vLLM and GAC; None: the one that runs this.
     """
     runs = [
-        (name, config, served, points)
+        (name, values, points)
         for name, dense in models.items()
-        for (config, served), points in zip(
-            ((dense, False), (dense, True), (with_half_mlps(dense), True)),
-            _points(name, dense, workloads, dtype),
-            strict=True,
-        )
+        for points, values in zip(_points(name, dense, workloads, dtype), _configs(dense), strict=True)
     ]
     with (
         Journal(path, fingerprint()) as journal,
         progress_bar("steps in vLLM", "step", sum(len(points) for *_, points in runs)) as bar,
     ):
-        for name, config, served, points in runs:
+        for name, values, points in runs:
             todo = {workload: point for workload, point in points.items() if journal.find(point) is None}
             bar.update(len(points) - len(todo))
-            for point, times in _timed(name, config_of(config, served), todo, dtype, python) if todo else ():
+            for point, times in _timed(name, values, todo, dtype, python) if todo else ():
                 low, _, high = quantiles(times, n=4, method="inclusive")
                 journal.add(Measurement.of(point, 1e6 * median(times), 1e6 * (high - low), len(times), None, True))
                 bar.update()
@@ -83,6 +82,13 @@ def _points(name: str, config: Any, workloads: Sequence[Workload], dtype: str) -
         {workload: Point(operation, dtype) for workload, operation in zip(workloads, operations, strict=True)}
         for operations in zip(*steps, strict=True)
     ]
+
+
+def _configs(dense: Any) -> Iterator[dict[str, Any]]:
+    yield config_of(dense, served=False)
+    yield config_of(dense, served=True)
+    yield config_of(with_half_mlps(dense), served=True)
+    yield config_of(dense, served=True, modules=paired_modules(dense))
 
 
 def _timed(
@@ -110,8 +116,18 @@ def _timed(
             yield point, [answer["graph_ms"] or answer["ms"] for answer in answers]
 
 
-def config_of(config: Any, served: bool) -> dict[str, Any]:
-    """Return the dense model's config.json; served: that of a compressed model in which nothing is changed."""
+def paired_modules(config: Any) -> dict[str, Any]:
+    """Return the modules of a compressed model in which every planned weight is a low-rank pair, by its name."""
+    modules = {}
+    for weight in (weight for site in family_of(config).sites(config) for weight in site.weights):
+        rank = paired_rank(weight)
+        spec = PAIR.module(weight, rank)
+        modules[weight.name] = {"form": PAIR.name, "dim": rank, "module": spec.module, "sizes": dict(spec.sizes)}
+    return modules
+
+
+def config_of(config: Any, served: bool, modules: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Return the dense model's config.json; served: that of a compressed model with these modules, else dense."""
     if isinstance(config, Shapes):
         sizes = asdict(config) | {"max_position_embeddings": _POSITIONS, "tie_word_embeddings": False}
         config = _AutoConfig.for_model(**sizes)
@@ -119,5 +135,5 @@ def config_of(config: Any, served: bool) -> dict[str, Any]:
     values: dict[str, Any] = config.to_dict() | {"architectures": [architecture]}
     if served:
         values |= {"architectures": [f"Gac{architecture}"], "model_type": COMPRESSED + config.model_type}
-        values["gac"] = {"schema_version": SCHEMA, "modules": {}}
+        values["gac"] = {"schema_version": SCHEMA, "modules": dict(modules)}
     return values
