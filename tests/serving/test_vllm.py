@@ -1,6 +1,7 @@
 """vLLM with GAC's plugin gives the tokens of ``generate``: ``make test-vllm`` runs it in the engine's CPU build."""
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -151,6 +152,12 @@ assert not sys.modules.keys() & {"gac.runtime.vllm.model", "gac.runtime.modules"
 def test_the_plugin_is_registered_twice_and_loads_no_model() -> None:
     done = subprocess.run([PYTHON, "-c", REGISTERED_TWICE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_kernels_between_gemms_give_what_the_engine_does() -> None:
+    script, interpreted = Path(__file__).with_name("vllm_kernels.py"), os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([PYTHON, script], env=interpreted, capture_output=True, text=True, check=False)
+    assert done.stdout.split()[-1:] == ["equal"], done.stderr
 
 
 def test_another_version_of_the_engine_is_a_warning() -> None:

@@ -117,14 +117,17 @@ def write_paged_kernel(
         gdc_launch_dependents()
     slot = tl.load(slots_ptr + token)
     head, column = tl.arange(0, HEADS)[:, None], tl.arange(0, SIZE)[None, :]
-    there = (head < heads) & (column < n_cols) & (slot >= 0)
+    there = (head < heads) & (column < n_cols)
     place = slot // page_tokens * page_stride + slot % page_tokens * token_stride + head * head_stride + column
     if EARLY:
         gdc_wait()
-    if tl.program_id(1) == 0:
-        tl.store(keys_ptr + place, tl.load(k_ptr + token * k_token + head * k_head + column, mask=there), mask=there)
-    else:
-        tl.store(values_ptr + place, tl.load(v_ptr + token * v_token + head * v_head + column, mask=there), mask=there)
+    if slot >= 0:
+        if tl.program_id(1) == 0:
+            keys = tl.load(k_ptr + token * k_token + head * k_head + column, mask=there)
+            tl.store(keys_ptr + place, keys, mask=there)
+        else:
+            values = tl.load(v_ptr + token * v_token + head * v_head + column, mask=there)
+            tl.store(values_ptr + place, values, mask=there)
 
 
 @jit

@@ -1,0 +1,92 @@
+"""Kernels between GEMMs in place of vLLM's, on a CPU: ``TRITON_INTERPRET=1 python vllm_kernels.py``, by vLLM's Python.
+
+On a GPU the plugin puts them in place of ``forward_cuda``, and of the writes of FlashAttention. Here the same functions
+get vLLM's modules, and its layout of the cache. Prints ``equal`` where they give what vLLM's plain PyTorch does.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.rotary_embedding import get_rope
+
+from gac.runtime.kernels.elementwise import engine
+from gac.runtime.vllm import elementwise
+
+TOKENS, HEADS, KV_HEADS, SIZE, FEATURES = 5, 4, 2, 16, 48
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).half()
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=2**-8, atol=2**-12)
+
+
+def check_rotary() -> None:
+    rotary = get_rope(SIZE, 64, rope_parameters={"rope_type": "default", "rope_theta": 1e4}, dtype=torch.float16)
+    q, k, _ = random(TOKENS, (HEADS + 2 * KV_HEADS) * SIZE).split(
+        [n * SIZE for n in (HEADS, KV_HEADS, KV_HEADS)], dim=1
+    )
+    positions = torch.tensor([3, 0, 63, 7, 8])
+    expected = rotary.forward_native(positions, q.clone(), k.clone())
+    rotated = elementwise._rotated(rotary, positions, q, k)
+    assert rotated[0] is q
+    for actual, plain in zip(rotated, expected, strict=True):
+        close(actual, plain)
+
+
+def check_cache() -> None:
+    """A cache of FlashAttention: ``(blocks, heads, tokens, 2 * size)``."""
+    cache, slots = random(3, KV_HEADS, 8, 2 * SIZE), torch.tensor([20, 0, -1, 9])  # the fifth token fills the batch
+    expected = cache.clone()
+    k, v = (half.view(TOKENS, KV_HEADS, SIZE) for half in random(TOKENS, 2 * KV_HEADS * SIZE).chunk(2, dim=1))
+    elementwise._write(SimpleNamespace(head_size=SIZE), None, k, v, cache, slots)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected[slot // 8, :, slot % 8] = torch.cat((k[token], v[token]), dim=-1)
+    assert torch.equal(cache, expected)
+
+
+def check_norm() -> None:
+    norm = RMSNorm(FEATURES, eps=1e-5, dtype=torch.float16)
+    norm.weight.data.copy_(random(FEATURES))
+    x, residual = random(TOKENS, FEATURES), random(TOKENS + 1, FEATURES)[1:]
+    expected = norm.forward_native(x.clone(), residual.clone())
+    normed = elementwise._normed(norm, x, residual)
+    assert normed[0] is x
+    for actual, plain in zip(normed, expected, strict=True):
+        close(actual, plain)
+
+
+def check_gate() -> None:
+    x, out = random(TOKENS, 2 * FEATURES), random(TOKENS, FEATURES)
+    elementwise.silu_and_mul(x, out)
+    close(out, torch.nn.functional.silu(x[:, :FEATURES]) * x[:, FEATURES:])
+
+
+def main() -> None:
+    def add_norm(*tensors: Any, early: bool) -> None:
+        engine.add_norm(*tensors)  # the interpreter cannot launch early
+
+    with (
+        set_current_vllm_config(VllmConfig()),
+        mock.patch.object(elementwise, "_are_many", lambda x, least: True),
+    ):
+        check_rotary()
+        check_cache()
+        check_gate()
+        with (
+            mock.patch.object(elementwise, "runs_early", lambda x: True),
+            mock.patch.object(elementwise, "add_norm", add_norm),
+        ):
+            check_norm()
+    print("equal")
+
+
+if __name__ == "__main__":
+    main()
