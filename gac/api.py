@@ -21,8 +21,8 @@ from gac.checkpoint.planned import PlannedModel, attach_plan, planned
 from gac.compression.apply import changed_sites, describe, planned_sites
 from gac.compression.first_shot import first_shot
 from gac.compression.refit import fitted_modules
-from gac.core.arguments import Count, Most, checked
-from gac.core.distributed.run import on_every_rank, this_run
+from gac.core.arguments import Count, Most
+from gac.core.distributed.run import this_run
 from gac.core.errors import CheckpointError, GacError, ModelError
 from gac.forms import Form
 from gac.forms.curvature.methods import Method
@@ -47,7 +47,7 @@ from gac.models.loading import is_checkpoint, load_config
 from gac.models.modules import cast, swap_in
 from gac.models.packaged import PACKAGED, SAVED_IN
 from gac.models.plain import check_in_memory, check_plain
-from gac.models.threads import one_call_at_a_time
+from gac.models.threads import entry_point
 from gac.plan.costs import KV_NUMBERS, PARAMS
 from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe, Refit, Shots
@@ -116,9 +116,7 @@ class Request:
         return request
 
 
-@checked
-@on_every_rank
-@one_call_at_a_time
+@entry_point(every_rank=True)
 def allocate(
     model: PreTrainedModel | str | Path,
     budget: float | None = None,
@@ -181,9 +179,7 @@ def allocate(
     return this_run().once(decide)
 
 
-@checked
-@on_every_rank
-@one_call_at_a_time
+@entry_point(every_rank=True)
 def frontier(
     model: PreTrainedModel | str | Path,
     *,
@@ -228,9 +224,7 @@ def frontier(
     return this_run().once(lambda: solve_frontier(problem, points=points, limit=limit))
 
 
-@checked
-@on_every_rank
-@one_call_at_a_time
+@entry_point(every_rank=True)
 def compress(
     model: PreTrainedModel | str | Path,
     plan: Plan | str | Path,
@@ -292,9 +286,7 @@ def compress(
     return attach_plan(loaded.model, plan)
 
 
-@checked
-@on_every_rank
-@one_call_at_a_time
+@entry_point(every_rank=True)
 def heal(
     model: PreTrainedModel | str | Path,
     *,
