@@ -40,8 +40,13 @@ def check_reachable(
     timing, fractions = timing_of(profile, recipe.deployment, steps), recipe.fractions
     dense = DenseModel.of(sites, timing)
     in_schemes = f" in schemes {', '.join(recipe.space.schemes)}"
+    any_dim = [name for name in recipe.space.schemes if scheme_named(name).shape_requirement is None]
     for cost in (COSTS[name] for name in fractions if name in COSTS and COSTS[name].of_weights):
-        smallest, dense_amount = _smallest(sites, recipe, timing, cost.name), dense.amount(cost.name)
+        space, dense_amount = recipe.space, dense.amount(cost.name)
+        if cost.name != BYTES and any_dim:  # all of these have the same dims
+            space = replace(space, schemes=(any_dim[0],))
+        candidate_sets = _without_loss(sites, space, timing, (cost.name,))
+        smallest = sum(int(rows.cost(cost.name).min()) for rows in candidate_sets)
         option, means, more = (
             ("a budget", "", "forms") if cost.name == PARAMS else (cost.limit, in_schemes, "forms or schemes")
         )
@@ -55,14 +60,6 @@ def check_reachable(
         _check_cache(sites, recipe, dense.amount(KV_NUMBERS))
     if recipe.limits.latency:
         _check_latency(sites, recipe, timing, dense)
-
-
-def _smallest(sites: Sequence[Site], recipe: Recipe, timing: Timing, column: str) -> int:
-    space = recipe.space
-    any_dim = [name for name in space.schemes if scheme_named(name).shape_requirement is None]
-    if column != BYTES and any_dim:  # all of these have the same dims
-        space = replace(space, schemes=(any_dim[0],))
-    return sum(int(rows.cost(column).min()) for rows in _without_loss(sites, space, timing, (column,)))
 
 
 def _without_loss(

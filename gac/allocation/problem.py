@@ -120,23 +120,19 @@ class Problem:
         elif BYTES in columns and self.recipe.limits.budget == 1 and not self.may_outgrow:
             columns.pop(PARAMS, None)
         compared, needed = tuple(columns), tuple(column for column in columns if column in limited)
-        if (compared, needed) not in self._candidates:
-            self._check_losses()
-            self._candidates[compared, needed] = [
-                candidates(site, self.curves, space, self.timing, compared, needed) for site in self.sites
-            ]
-        return self._candidates[compared, needed]
-
-    def _check_losses(self) -> None:
+        if (compared, needed) in self._candidates:
+            return self._candidates[compared, needed]
         for (form, scheme, weight), curve in self.curves.by_key.items():
-            wrong = np.flatnonzero(~np.isfinite(curve.loss))
-            if len(wrong):
+            if len(wrong := np.flatnonzero(~np.isfinite(curve.loss))):
                 raise ModelError(
                     f"{weight} in form {form} and scheme {scheme} loses {curve.loss[wrong[0]]} at dim {wrong[0]}",
                     "finite losses",
                     "Leave out the form or the scheme, or calibrate on other text; a scheme may be too narrow for the "
                     "weight's numbers.",
                 )
+        sets = [candidates(site, self.curves, space, self.timing, compared, needed) for site in self.sites]
+        self._candidates[compared, needed] = sets
+        return sets
 
 
 @dataclass(frozen=True, eq=False)
