@@ -173,7 +173,9 @@ def allocate(
     )
 
     def decide() -> Plan:
-        decision = attach_single_gpu_comparison(problem, rule.decide(problem))
+        decision = rule.decide(problem)
+        if resolved.recipe.deployment.tensor_parallel > 1:
+            decision = attach_single_gpu_comparison(problem, decision)
         return verified(decision) if verify else decision.plan
 
     return this_run().once(decide)
@@ -266,8 +268,10 @@ def compress(
     check_plain(loaded.model, [weight.name for site in sites for weight in site.weights])
     digest = planned_digest(plan, loaded, sites)
     windows = planned_windows(plan, loaded, calibration)
-    check_same_everywhere(ranks, loaded, digest, windows, plan)
-    check_shots(recipe, METHODS.get(recipe.measure.method), sites, loaded.model.config.model_type)
+    if ranks.count > 1:
+        check_same_everywhere(ranks, loaded, digest, windows, plan)
+    if recipe.measure.shots == 2:
+        check_shots(recipe, METHODS.get(recipe.measure.method), sites, config.model_type)
     scheme = scheme_named(recipe.space.head)
     if scheme.lossy:
         check_embeddings(loaded.model)

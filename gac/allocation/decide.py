@@ -61,10 +61,11 @@ def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> R
             profile has of a form; or it lacks the collectives of a split model, and not every latency is allowed.
     """
     exact, limits, run = recipe.rule == "loss", recipe.limits, recipe.deployment
-    check_splits(sites, run.tensor_parallel)
-    check_forms_divide(sites, recipe.space, run.tensor_parallel)
-    if limits.latency != {}:
-        check_collectives(profile, run, sites)
+    if run.tensor_parallel > 1:
+        check_splits(sites, run.tensor_parallel)
+        check_forms_divide(sites, recipe.space, run.tensor_parallel)
+        if limits.latency != {}:
+            check_collectives(profile, run, sites)
     latency, slack = limits.latency, recipe.slack
     timing = timing_of(profile, run)
     schemes = dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes))
@@ -302,14 +303,12 @@ def fastest(
 
 
 def attach_single_gpu_comparison(problem: Problem, decision: Decision) -> Decision:
-    """Attach the comparison with the single-GPU plan; a decision for one GPU stays as it is.
+    """Attach to a decision for several GPUs the comparison with the single-GPU plan.
 
     That plan keeps the same limits, but for latencies that the table lacks for one GPU. Where no plan can keep
     them, nothing is attached.
     """
     run, limits = problem.recipe.deployment, problem.recipe.limits
-    if run.tensor_parallel == 1:
-        return decision
     single = replace(problem, recipe=replace(problem.recipe, deployment=replace(run, tensor_parallel=1)))
     known = {workload for workload, ns in zip(run.workloads, single.dense.latency_ns, strict=True) if ns is not None}
     latency = {workload: share for workload, share in (limits.latency or {}).items() if workload in known}
