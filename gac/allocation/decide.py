@@ -141,23 +141,36 @@ def decide(problem: Problem) -> Decision:
         ProfileError: a latency is limited, and the profile lacks it.
     """
     slack, limits = problem.recipe.slack, problem.dense.allowed(problem.recipe)
-    dense = zip(problem.timing.workloads, problem.dense.latency_ns, strict=True)
-    weights = {ns_of(workload): 1 / ns for workload, ns in dense if ns and slack}
+    latencies = zip(problem.timing.workloads, problem.dense.latency_ns, strict=True)
+    weights = {ns_of(workload): 1 / ns for workload, ns in latencies if ns and slack}
     instance = as_knapsack(problem.candidates(limits, minimised=weights), limits)
-    least, decision = instance.solve(), None
+    least, faster, speed = instance.solve(), None, None
     if slack and weights and all(rows.known(weights).any() for rows in instance.sets):
         with suppress(BudgetError):  # the choices of known latency may not keep the limits
-            decision = _decide_for_speed(problem, instance, least, weights, slack)
-    if decision is None:
-        plan = plan_of(problem, instance.chosen(least), least.certificate, instance.alternatives(least))
-        decision = Decision(plan, instance, least)
-    assert not any(limit.over for limit in decision.plan.limits), f"{decision.plan.limits} chosen"
-    return decision
+            faster, alternatives, speed = _fastest_within_slack(problem, instance, least, weights, slack)
+    if faster is None:
+        alternatives = instance.alternatives(least)
+    decided, solution = faster or (instance, least)
+    chosen, dense = decided.chosen(solution), problem.dense
+    plan = assemble(
+        problem.sites,
+        chosen,
+        dense.latency_ns,
+        dense.rest_ns,
+        problem.recipe,
+        problem.evidence(chosen),
+        least.certificate,
+        alternatives,
+        speed,
+        problem.loss_beyond_sum(chosen),
+    )
+    assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
+    return Decision(plan, instance, least, faster)
 
 
-def _decide_for_speed(
+def _fastest_within_slack(
     problem: Problem, instance: Instance, least: Solution, weights: Mapping[str, float], slack: float
-) -> Decision:
+) -> tuple[tuple[Instance, Solution], Sequence[tuple[Candidate, ...]] | None, Speed]:
     value, known = least.certificate.value, [rows.known(weights) for rows in instance.sets]
     quick, unit = fastest(instance.sets, instance.limits, weights, value * (1 + slack), value * slack)
     start = None
@@ -168,30 +181,7 @@ def _decide_for_speed(
     proof = replace(solution.certificate, multipliers=(*prices, nat / unit))
     speed = Speed(value, summed_latency(instance.chosen(least), problem.dense.rest_ns), proof)
     priced = nat > 0 and all(ns_of(workload) in quick.limits for workload in problem.timing.workloads)
-    alternatives = quick.alternatives(solution) if priced else None
-    plan = plan_of(problem, quick.chosen(solution), least.certificate, alternatives, speed)
-    return Decision(plan, instance, least, (quick, solution))
-
-
-def plan_of(
-    problem: Problem,
-    chosen: Sequence[Candidate],
-    certificate: Certificate,
-    alternatives: Sequence[tuple[Candidate, ...]] | None = None,
-    speed: Speed | None = None,
-) -> Plan:
-    return assemble(
-        problem.sites,
-        chosen,
-        problem.dense.latency_ns,
-        problem.dense.rest_ns,
-        problem.recipe,
-        problem.evidence(chosen),
-        certificate,
-        alternatives,
-        speed,
-        problem.loss_beyond_sum(chosen),
-    )
+    return (quick, solution), quick.alternatives(solution) if priced else None, speed
 
 
 def assemble(
