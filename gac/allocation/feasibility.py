@@ -10,9 +10,9 @@ from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates
 from gac.allocation.dense import DenseModel
 from gac.allocation.dims import first_dim
-from gac.allocation.knapsack import Group, knapsack
+from gac.allocation.knapsack import knapsack
 from gac.allocation.latencies import Timing, unnamed
-from gac.allocation.problem import name_of, with_known_costs
+from gac.allocation.problem import as_knapsack, name_of
 from gac.allocation.split_latencies import timing_of
 from gac.core.errors import BudgetError
 from gac.forms import DENSE, FORMS, form_named, variants_of
@@ -77,15 +77,14 @@ def _without_loss(
 def _check_latency(sites: Sequence[Site], recipe: Recipe, timing: Timing, dense: DenseModel) -> None:
     columns = [column for column in recipe.fractions if column not in COSTS]
     allowed = dense.allowed(recipe)
-    limits = [allowed[column] for column in columns]
     sets = _without_loss(sites, recipe.space, timing, (PARAMS, *columns), columns)
-    known = [with_known_costs(replace(rows, site=site.kind), columns) for site, rows in zip(sites, sets, strict=True)]
-    groups = [
-        Group(site.name, rows.params.astype(np.float64), np.column_stack([*map(rows.cost, columns)]))
-        for site, rows in zip(sites, known, strict=True)
+    by_params = [
+        replace(rows, site=site.kind, loss=rows.params.astype(np.float64))
+        for site, rows in zip(sites, sets, strict=True)
     ]
-    for column, limit in zip(columns, limits, strict=True):
-        smallest = sum(int(rows.cost(column).min()) for rows in known)
+    instance = as_knapsack(by_params, {column: allowed[column] for column in columns})
+    for column, limit in instance.limits.items():
+        smallest = sum(int(rows.cost(column).min()) for rows in instance.sets)
         if smallest > limit:
             raise BudgetError(
                 f"a latency limit of {recipe.fractions[column]:g} of the dense model for {column.removeprefix('ns:')}",
@@ -93,7 +92,8 @@ def _check_latency(sites: Sequence[Site], recipe: Recipe, timing: Timing, dense:
                 f"forms {_forms(recipe)} can reach",
                 "Raise the limit of latency, or allow more forms.",
             )
-    smallest = int(knapsack(groups, limits, names=list(map(name_of, columns))).certificate.lower_bound)
+    least = knapsack(instance.groups, instance.limits.values(), names=map(name_of, columns))
+    smallest = int(least.certificate.lower_bound)
     params = dense.amount(PARAMS)
     if smallest > (limit := floored(recipe.limits.budget, params)):
         no_slower = all(recipe.fractions[column] == 1 for column in columns)
