@@ -40,7 +40,7 @@ from gac.measurement.session import (
     planned_digest,
     planned_windows,
 )
-from gac.measurement.text import check_text
+from gac.measurement.text import TextSpec, check_text
 from gac.measurement.texts import CalibrationText, Texts
 from gac.models.families import family_of
 from gac.models.loading import is_checkpoint, load_config
@@ -103,7 +103,8 @@ class Request:
                 remedy = "Change the recipe with dataclasses.replace."
                 raise GacError(conflict, "a recipe alone, or keywords alone", remedy)
             opened = Recipe.opened(recipe)
-            request = cls(opened, opened.deployment.profile, Texts.named(opened.measure.text))
+            names = (text,) if isinstance(text := opened.measure.text, str) else text
+            request = cls(opened, opened.deployment.profile, Texts(tuple(map(TextSpec.parse, names))))
         else:
             text = options.get("calibration", "wiki-sample")
             texts, named = Texts.of(text), dict(options)
@@ -112,7 +113,9 @@ class Request:
             if not isinstance(text, str):
                 named["calibration"] = texts.written
             request = cls(Recipe.of(budget, **named), options.get("profile"), texts)
-        request.texts.check()
+        for part in request.texts.parts:
+            if isinstance(part, TextSpec):
+                check_text(part.name)
         return request
 
 
