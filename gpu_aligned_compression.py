@@ -10,25 +10,20 @@ REMEDY = f"pip uninstall gac, then pip install --force-reinstall {NAME}"
 
 
 def main() -> None:
-    """Run the command line; an interrupt while it is loaded ends it as one that comes later does."""
+    """Run the command line, or say that another tool stands in its place; an interrupt while it loads ends it too."""
     try:
-        _run()
+        import gac
+
+        if getattr(gac, "__distribution__", None) != NAME:
+            sys.exit(f"Error: import gac finds another tool in {gac.__file__}, not {NAME}: {REMEDY}")
+        if sys.argv[1:] == ["--version"] and (other := _other_tool()):
+            sys.exit(f"Error: the tool gac {other} is installed beside {NAME}, and their files mix: {REMEDY}")
+        from gac.cli import main as command_line
+
+        command_line(prog_name="gac")
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         sys.exit(130)
-
-
-def _run() -> None:
-    """Run the command line, or say that another tool stands in its place."""
-    import gac
-
-    if getattr(gac, "__distribution__", None) != NAME:
-        sys.exit(f"Error: import gac finds another tool in {gac.__file__}, not {NAME}: {REMEDY}")
-    if sys.argv[1:] == ["--version"] and (other := _other_tool()):
-        sys.exit(f"Error: the tool gac {other} is installed beside {NAME}, and their files mix: {REMEDY}")
-    from gac.cli import main as command_line
-
-    command_line(prog_name="gac")
 
 
 def _other_tool() -> str | None:

@@ -21,8 +21,8 @@ from gac.checkpoint.planned import PlannedModel, attach_plan, planned
 from gac.compression.apply import changed_sites, describe, planned_sites
 from gac.compression.first_shot import first_shot
 from gac.compression.refit import fitted_modules
-from gac.core.arguments import Count, Most, checked
-from gac.core.distributed.run import on_every_rank, this_run
+from gac.core.arguments import Count, Most
+from gac.core.distributed.run import this_run
 from gac.core.errors import CheckpointError, GacError, ModelError
 from gac.forms import Form
 from gac.forms.curvature.methods import Method
@@ -40,14 +40,14 @@ from gac.measurement.session import (
     planned_digest,
     planned_windows,
 )
-from gac.measurement.text import check_text
+from gac.measurement.text import TextSpec, check_text
 from gac.measurement.texts import CalibrationText, Texts
 from gac.models.families import family_of
 from gac.models.loading import is_checkpoint, load_config
 from gac.models.modules import cast, swap_in
 from gac.models.packaged import PACKAGED, SAVED_IN
 from gac.models.plain import check_in_memory, check_plain
-from gac.models.threads import one_call_at_a_time
+from gac.models.threads import entry_point
 from gac.plan.costs import KV_NUMBERS, PARAMS
 from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe, Refit, Shots
@@ -103,7 +103,8 @@ class Request:
                 remedy = "Change the recipe with dataclasses.replace."
                 raise GacError(conflict, "a recipe alone, or keywords alone", remedy)
             opened = Recipe.opened(recipe)
-            request = cls(opened, opened.deployment.profile, Texts.named(opened.measure.text))
+            names = (text,) if isinstance(text := opened.measure.text, str) else text
+            request = cls(opened, opened.deployment.profile, Texts(tuple(map(TextSpec.parse, names))))
         else:
             text = options.get("calibration", "wiki-sample")
             texts, named = Texts.of(text), dict(options)
@@ -112,13 +113,13 @@ class Request:
             if not isinstance(text, str):
                 named["calibration"] = texts.written
             request = cls(Recipe.of(budget, **named), options.get("profile"), texts)
-        request.texts.check()
+        for part in request.texts.parts:
+            if isinstance(part, TextSpec):
+                check_text(part.name)
         return request
 
 
-@checked
-@on_every_rank
-@one_call_at_a_time
+@entry_point(every_rank=True)
 def allocate(
     model: PreTrainedModel | str | Path,
     budget: float | None = None,
@@ -175,15 +176,15 @@ def allocate(
     )
 
     def decide() -> Plan:
-        decision = attach_single_gpu_comparison(problem, rule.decide(problem))
+        decision = rule.decide(problem)
+        if resolved.recipe.deployment.tensor_parallel > 1:
+            decision = attach_single_gpu_comparison(problem, decision)
         return verified(decision) if verify else decision.plan
 
     return this_run().once(decide)
 
 
-@checked
-@on_every_rank
-@one_call_at_a_time
+@entry_point(every_rank=True)
 def frontier(
     model: PreTrainedModel | str | Path,
     *,
@@ -228,9 +229,7 @@ def frontier(
     return this_run().once(lambda: solve_frontier(problem, points=points, limit=limit))
 
 
-@checked
-@on_every_rank
-@one_call_at_a_time
+@entry_point(every_rank=True)
 def compress(
     model: PreTrainedModel | str | Path,
     plan: Plan | str | Path,
@@ -272,8 +271,10 @@ def compress(
     check_plain(loaded.model, [weight.name for site in sites for weight in site.weights])
     digest = planned_digest(plan, loaded, sites)
     windows = planned_windows(plan, loaded, calibration)
-    check_same_everywhere(ranks, loaded, digest, windows, plan)
-    check_shots(recipe, METHODS.get(recipe.measure.method), sites, loaded.model.config.model_type)
+    if ranks.count > 1:
+        check_same_everywhere(ranks, loaded, digest, windows, plan)
+    if recipe.measure.shots == 2:
+        check_shots(recipe, METHODS.get(recipe.measure.method), sites, config.model_type)
     scheme = scheme_named(recipe.space.head)
     if scheme.lossy:
         check_embeddings(loaded.model)
@@ -292,9 +293,7 @@ def compress(
     return attach_plan(loaded.model, plan)
 
 
-@checked
-@on_every_rank
-@one_call_at_a_time
+@entry_point(every_rank=True)
 def heal(
     model: PreTrainedModel | str | Path,
     *,

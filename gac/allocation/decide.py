@@ -61,10 +61,11 @@ def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> R
             profile has of a form; or it lacks the collectives of a split model, and not every latency is allowed.
     """
     exact, limits, run = recipe.rule == "loss", recipe.limits, recipe.deployment
-    check_splits(sites, run.tensor_parallel)
-    check_forms_divide(sites, recipe.space, run.tensor_parallel)
-    if limits.latency != {}:
-        check_collectives(profile, run, sites)
+    if run.tensor_parallel > 1:
+        check_splits(sites, run.tensor_parallel)
+        check_forms_divide(sites, recipe.space, run.tensor_parallel)
+        if limits.latency != {}:
+            check_collectives(profile, run, sites)
     latency, slack = limits.latency, recipe.slack
     timing = timing_of(profile, run)
     schemes = dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes))
@@ -140,23 +141,36 @@ def decide(problem: Problem) -> Decision:
         ProfileError: a latency is limited, and the profile lacks it.
     """
     slack, limits = problem.recipe.slack, problem.dense.allowed(problem.recipe)
-    dense = zip(problem.timing.workloads, problem.dense.latency_ns, strict=True)
-    weights = {ns_of(workload): 1 / ns for workload, ns in dense if ns and slack}
+    latencies = zip(problem.timing.workloads, problem.dense.latency_ns, strict=True)
+    weights = {ns_of(workload): 1 / ns for workload, ns in latencies if ns and slack}
     instance = as_knapsack(problem.candidates(limits, minimised=weights), limits)
-    least, decision = instance.solve(), None
+    least, faster, speed = instance.solve(), None, None
     if slack and weights and all(rows.known(weights).any() for rows in instance.sets):
         with suppress(BudgetError):  # the choices of known latency may not keep the limits
-            decision = _decide_for_speed(problem, instance, least, weights, slack)
-    if decision is None:
-        plan = plan_of(problem, instance.chosen(least), least.certificate, instance.alternatives(least))
-        decision = Decision(plan, instance, least)
-    assert not any(limit.over for limit in decision.plan.limits), f"{decision.plan.limits} chosen"
-    return decision
+            faster, alternatives, speed = _fastest_within_slack(problem, instance, least, weights, slack)
+    if faster is None:
+        alternatives = instance.alternatives(least)
+    decided, solution = faster or (instance, least)
+    chosen, dense = decided.chosen(solution), problem.dense
+    plan = assemble(
+        problem.sites,
+        chosen,
+        dense.latency_ns,
+        dense.rest_ns,
+        problem.recipe,
+        problem.evidence(chosen),
+        least.certificate,
+        alternatives,
+        speed,
+        problem.loss_beyond_sum(chosen),
+    )
+    assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
+    return Decision(plan, instance, least, faster)
 
 
-def _decide_for_speed(
+def _fastest_within_slack(
     problem: Problem, instance: Instance, least: Solution, weights: Mapping[str, float], slack: float
-) -> Decision:
+) -> tuple[tuple[Instance, Solution], Sequence[tuple[Candidate, ...]] | None, Speed]:
     value, known = least.certificate.value, [rows.known(weights) for rows in instance.sets]
     quick, unit = fastest(instance.sets, instance.limits, weights, value * (1 + slack), value * slack)
     start = None
@@ -167,30 +181,7 @@ def _decide_for_speed(
     proof = replace(solution.certificate, multipliers=(*prices, nat / unit))
     speed = Speed(value, summed_latency(instance.chosen(least), problem.dense.rest_ns), proof)
     priced = nat > 0 and all(ns_of(workload) in quick.limits for workload in problem.timing.workloads)
-    alternatives = quick.alternatives(solution) if priced else None
-    plan = plan_of(problem, quick.chosen(solution), least.certificate, alternatives, speed)
-    return Decision(plan, instance, least, (quick, solution))
-
-
-def plan_of(
-    problem: Problem,
-    chosen: Sequence[Candidate],
-    certificate: Certificate,
-    alternatives: Sequence[tuple[Candidate, ...]] | None = None,
-    speed: Speed | None = None,
-) -> Plan:
-    return assemble(
-        problem.sites,
-        chosen,
-        problem.dense.latency_ns,
-        problem.dense.rest_ns,
-        problem.recipe,
-        problem.evidence(chosen),
-        certificate,
-        alternatives,
-        speed,
-        problem.loss_beyond_sum(chosen),
-    )
+    return (quick, solution), quick.alternatives(solution) if priced else None, speed
 
 
 def assemble(
@@ -302,14 +293,12 @@ def fastest(
 
 
 def attach_single_gpu_comparison(problem: Problem, decision: Decision) -> Decision:
-    """Attach the comparison with the single-GPU plan; a decision for one GPU stays as it is.
+    """Attach to a decision for several GPUs the comparison with the single-GPU plan.
 
     That plan keeps the same limits, but for latencies that the table lacks for one GPU. Where no plan can keep
     them, nothing is attached.
     """
     run, limits = problem.recipe.deployment, problem.recipe.limits
-    if run.tensor_parallel == 1:
-        return decision
     single = replace(problem, recipe=replace(problem.recipe, deployment=replace(run, tensor_parallel=1)))
     known = {workload for workload, ns in zip(run.workloads, single.dense.latency_ns, strict=True) if ns is not None}
     latency = {workload: share for workload, share in (limits.latency or {}).items() if workload in known}

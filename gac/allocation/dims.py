@@ -35,7 +35,7 @@ def first_dim(form: Form, weight: Weight, scheme: Scheme, align: bool | int, gpu
 def check_forms_divide(sites: Sequence[Site], space: Space, gpus: int) -> None:
     """Refuse a form of which no dim leaves each of several GPUs an equal and aligned part of any weight."""
     weights = {unnamed(weight) for site in sites for weight in site.weights}
-    for name in space.forms if gpus > 1 else ():
+    for name in space.forms:
         takers = [(form, weight) for weight in weights for form in variants_of([form_named(name)], weight)]
         if not any(_some_dim_divides(form, weight, space, gpus) for form, weight in takers if form.applies_to(weight)):
             aligned = f", aligned to {int(space.align)}" if space.align > 1 else ""

@@ -10,9 +10,9 @@ from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates
 from gac.allocation.dense import DenseModel
 from gac.allocation.dims import first_dim
-from gac.allocation.knapsack import Group, knapsack
+from gac.allocation.knapsack import knapsack
 from gac.allocation.latencies import Timing, unnamed
-from gac.allocation.problem import name_of, with_known_costs
+from gac.allocation.problem import as_knapsack, name_of
 from gac.allocation.split_latencies import timing_of
 from gac.core.errors import BudgetError
 from gac.forms import DENSE, FORMS, form_named, variants_of
@@ -40,8 +40,13 @@ def check_reachable(
     timing, fractions = timing_of(profile, recipe.deployment, steps), recipe.fractions
     dense = DenseModel.of(sites, timing)
     in_schemes = f" in schemes {', '.join(recipe.space.schemes)}"
+    any_dim = [name for name in recipe.space.schemes if scheme_named(name).shape_requirement is None]
     for cost in (COSTS[name] for name in fractions if name in COSTS and COSTS[name].of_weights):
-        smallest, dense_amount = _smallest(sites, recipe, timing, cost.name), dense.amount(cost.name)
+        space, dense_amount = recipe.space, dense.amount(cost.name)
+        if cost.name != BYTES and any_dim:  # all of these have the same dims
+            space = replace(space, schemes=(any_dim[0],))
+        candidate_sets = _without_loss(sites, space, timing, (cost.name,))
+        smallest = sum(int(rows.cost(cost.name).min()) for rows in candidate_sets)
         option, means, more = (
             ("a budget", "", "forms") if cost.name == PARAMS else (cost.limit, in_schemes, "forms or schemes")
         )
@@ -55,14 +60,6 @@ def check_reachable(
         _check_cache(sites, recipe, dense.amount(KV_NUMBERS))
     if recipe.limits.latency:
         _check_latency(sites, recipe, timing, dense)
-
-
-def _smallest(sites: Sequence[Site], recipe: Recipe, timing: Timing, column: str) -> int:
-    space = recipe.space
-    any_dim = [name for name in space.schemes if scheme_named(name).shape_requirement is None]
-    if column != BYTES and any_dim:  # all of these have the same dims
-        space = replace(space, schemes=(any_dim[0],))
-    return sum(int(rows.cost(column).min()) for rows in _without_loss(sites, space, timing, (column,)))
 
 
 def _without_loss(
@@ -80,15 +77,14 @@ def _without_loss(
 def _check_latency(sites: Sequence[Site], recipe: Recipe, timing: Timing, dense: DenseModel) -> None:
     columns = [column for column in recipe.fractions if column not in COSTS]
     allowed = dense.allowed(recipe)
-    limits = [allowed[column] for column in columns]
     sets = _without_loss(sites, recipe.space, timing, (PARAMS, *columns), columns)
-    known = [with_known_costs(replace(rows, site=site.kind), columns) for site, rows in zip(sites, sets, strict=True)]
-    groups = [
-        Group(site.name, rows.params.astype(np.float64), np.column_stack([*map(rows.cost, columns)]))
-        for site, rows in zip(sites, known, strict=True)
+    by_params = [
+        replace(rows, site=site.kind, loss=rows.params.astype(np.float64))
+        for site, rows in zip(sites, sets, strict=True)
     ]
-    for column, limit in zip(columns, limits, strict=True):
-        smallest = sum(int(rows.cost(column).min()) for rows in known)
+    instance = as_knapsack(by_params, {column: allowed[column] for column in columns})
+    for column, limit in instance.limits.items():
+        smallest = sum(int(rows.cost(column).min()) for rows in instance.sets)
         if smallest > limit:
             raise BudgetError(
                 f"a latency limit of {recipe.fractions[column]:g} of the dense model for {column.removeprefix('ns:')}",
@@ -96,7 +92,8 @@ def _check_latency(sites: Sequence[Site], recipe: Recipe, timing: Timing, dense:
                 f"forms {_forms(recipe)} can reach",
                 "Raise the limit of latency, or allow more forms.",
             )
-    smallest = int(knapsack(groups, limits, names=list(map(name_of, columns))).certificate.lower_bound)
+    least = knapsack(instance.groups, instance.limits.values(), names=map(name_of, columns))
+    smallest = int(least.certificate.lower_bound)
     params = dense.amount(PARAMS)
     if smallest > (limit := floored(recipe.limits.budget, params)):
         no_slower = all(recipe.fractions[column] == 1 for column in columns)

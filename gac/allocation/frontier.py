@@ -108,7 +108,8 @@ def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit
     if limit == KV_NUMBERS:
         check_shrinks_cache(sites, recipe)
     if limit not in COSTS:
-        check_collectives(profile, recipe.deployment, sites)
+        if recipe.deployment.tensor_parallel > 1:
+            check_collectives(profile, recipe.deployment, sites)
         timing = timing_of(profile, recipe.deployment)
         DenseModel.of(sites, timing).amount(ns_of(limit), recipe)
 

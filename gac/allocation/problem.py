@@ -120,23 +120,19 @@ class Problem:
         elif BYTES in columns and self.recipe.limits.budget == 1 and not self.may_outgrow:
             columns.pop(PARAMS, None)
         compared, needed = tuple(columns), tuple(column for column in columns if column in limited)
-        if (compared, needed) not in self._candidates:
-            self._check_losses()
-            self._candidates[compared, needed] = [
-                candidates(site, self.curves, space, self.timing, compared, needed) for site in self.sites
-            ]
-        return self._candidates[compared, needed]
-
-    def _check_losses(self) -> None:
+        if (compared, needed) in self._candidates:
+            return self._candidates[compared, needed]
         for (form, scheme, weight), curve in self.curves.by_key.items():
-            wrong = np.flatnonzero(~np.isfinite(curve.loss))
-            if len(wrong):
+            if len(wrong := np.flatnonzero(~np.isfinite(curve.loss))):
                 raise ModelError(
                     f"{weight} in form {form} and scheme {scheme} loses {curve.loss[wrong[0]]} at dim {wrong[0]}",
                     "finite losses",
                     "Leave out the form or the scheme, or calibrate on other text; a scheme may be too narrow for the "
                     "weight's numbers.",
                 )
+        sets = [candidates(site, self.curves, space, self.timing, compared, needed) for site in self.sites]
+        self._candidates[compared, needed] = sets
+        return sets
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,22 +177,21 @@ class Instance:
 
 
 def as_knapsack(sets: Sequence[CandidateSet], limits: Mapping[str, int]) -> Instance:
-    known = tuple(with_known_costs(rows, limits) for rows in sets)
-    groups = (Group(rows.site, rows.loss, np.column_stack([*map(rows.cost, limits)])) for rows in known)
-    return Instance(known, tuple(groups), limits)
-
-
-def with_known_costs(rows: CandidateSet, columns: Iterable[str]) -> CandidateSet:
-    """Return the candidates whose costs in these columns are known; raise ``ProfileError`` where there is none."""
-    known = rows.known(columns)
-    if not known.any():
-        column = next((column for column in columns if not rows.known([column]).any()), next(iter(columns)))
-        schemes, workload = ", ".join(np.unique(rows.schemes).tolist()), column.removeprefix("ns:")
-        raise ProfileError(
-            f"the profile lacks the latency of {rows.site} for {workload} in every form and scheme "
-            f"that it may have (schemes {schemes})",
-            "a form and scheme of known latency, since latency is limited",
-            f"Measure this model's shapes with {profile_command('NAME', None, workload)} and the plan's --scheme, "
-            "--engine and --tensor-parallel, or plan without a limit of latency: latency='any' (--latency any).",
-        )
-    return rows.pick(known)
+    """Take the candidates whose limited costs are known; a ``ProfileError`` names a site that has none."""
+    known_sets, groups = [], []
+    for rows in sets:
+        known = rows.known(limits)
+        if not known.any():
+            column = next((column for column in limits if not rows.known([column]).any()), next(iter(limits)))
+            schemes, workload = ", ".join(np.unique(rows.schemes).tolist()), column.removeprefix("ns:")
+            raise ProfileError(
+                f"the profile lacks the latency of {rows.site} for {workload} in every form and scheme "
+                f"that it may have (schemes {schemes})",
+                "a form and scheme of known latency, since latency is limited",
+                f"Measure this model's shapes with {profile_command('NAME', None, workload)} and the plan's --scheme, "
+                "--engine and --tensor-parallel, or plan without a limit of latency: latency='any' (--latency any).",
+            )
+        known_sets.append(rows.pick(known))
+        costs = np.column_stack([*map(known_sets[-1].cost, limits)])
+        groups.append(Group(rows.site, known_sets[-1].loss, costs))
+    return Instance(tuple(known_sets), tuple(groups), limits)

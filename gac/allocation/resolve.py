@@ -45,7 +45,8 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
         GacError: options that exclude each other, or that do not fit the model; a limit that no choice can meet.
     """
     method = METHODS.get(recipe.measure.method)
-    recipe = _with_method_forms(recipe, method)
+    if method.forms:
+        recipe = _with_method_forms(recipe, method)
     steps = engine_steps(config, recipe.deployment, profile)
     engine = engine_of(recipe, method, steps)
     fuse: Fusing | None = True if engine.shares else recipe.deployment.fuse
@@ -61,7 +62,8 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     family = family_of(config)
     targeted = family.sites(config)
     check_forms_fit(targeted, recipe.space.forms, config.model_type)
-    check_shots(recipe, method, targeted, config.model_type)
+    if recipe.measure.shots == 2:
+        check_shots(recipe, method, targeted, config.model_type)
     refit = resolve_refit(recipe, method, targeted, config.model_type)
     sites = as_planned(targeted, recipe.space.forms, recipe.deployment.fuse)
     resolved = speed_defaults(replace(recipe, refit=refit), sites, profile)
@@ -134,8 +136,6 @@ def _scale(saved_ns: int, gemms_ns: int | None, fewer_ns: int | None) -> Fractio
 def _with_method_forms(recipe: Recipe, method: "Method") -> Recipe:
     """Give a method that has forms of its own these forms, and read the budget as that of the KV cache."""
     forms, limits = recipe.space.forms, recipe.limits
-    if not method.forms:
-        return recipe
     if forms not in (DEFAULT_FORMS, method.forms):
         problem = f"method {method.name} with forms {', '.join(forms)}"
         raise GacError(problem, f"its own, {', '.join(method.forms)}", "Leave the forms out.")
@@ -176,8 +176,6 @@ def check_shots(recipe: Recipe, method: "Method", sites: Sequence[Site], model_t
         GacError: the method measures errors without gradients, the rule is a peer's, or the first shot could not be
             fitted again.
     """
-    if recipe.measure.shots == 1:
-        return
     if not method.two_sided:
         known = ", ".join(each.name for each in METHODS if each.two_sided)
         problem = f"shots=2 with method {method.name}, which measures errors without the gradients of single outputs"

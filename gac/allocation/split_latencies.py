@@ -46,7 +46,7 @@ def check_collectives(profile: Profile, deployment: Deployment, sites: Sequence[
     gathered = max(
         (sum(min(weight.in_features, weight.out_features) for weight in weights) for weights in fused), default=1
     )
-    for workload in deployment.parsed if gpus > 1 else ():
+    for workload in deployment.parsed:
         for operator, widest in (("all_reduce", written), ("all_gather", max(written, gathered))):
             known = profile.rows_of(operator, {"gpus": gpus, "m": workload.rows}, "n", DTYPE).dims
             if known.max(initial=0) < widest:

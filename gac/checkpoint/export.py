@@ -19,13 +19,12 @@ from gac.checkpoint.load import load
 from gac.checkpoint.planned import planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import merged
-from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.plain import check_in_memory
-from gac.models.threads import one_call_at_a_time
+from gac.models.threads import entry_point
 from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.contract import COMPRESSED, LAYOUT, QUANTIZATION
 from gac.runtime.storage.embeddings import embeddings_of
@@ -34,8 +33,7 @@ from gac.runtime.storage.modules import Stored, plain_state
 logger = logging.getLogger("gac")
 
 
-@checked
-@one_call_at_a_time
+@entry_point()
 def export(
     model: PreTrainedModel | str | Path,
     directory: str | Path,

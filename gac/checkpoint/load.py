@@ -23,12 +23,11 @@ from gac.checkpoint.header import agreed_plan, contradiction, digest_of, is_unch
 from gac.checkpoint.planned import PlannedModel
 from gac.checkpoint.verify import check_config, check_files, check_tensors, read_digests
 from gac.checkpoint.verify import verify as verify_checkpoint
-from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.core.untrusted import check_inside, check_model_files
 from gac.models.loading import Loaded, is_checkpoint, load_model, quiet_transformers, usable_device
 from gac.models.streaming import moved
-from gac.models.threads import LOADING, one_call_at_a_time
+from gac.models.threads import LOADING, entry_point
 from gac.runtime.contract import COMPRESSED, DIGESTS
 from gac.runtime.parallel.ranks import SplitError
 
@@ -37,8 +36,7 @@ logger = logging.getLogger("gac")
 _OTHERS = ("plan.json", "generation_config.json")  # that are read, beside config and weights
 
 
-@checked
-@one_call_at_a_time
+@entry_point()
 def load(
     directory: str | Path,
     device: torch.device | str | None = None,

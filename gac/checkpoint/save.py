@@ -10,11 +10,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gac.checkpoint.planned import attach_plan, planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import empty_stored
-from gac.core.arguments import Count, checked
+from gac.core.arguments import Count
 from gac.core.distributed.run import this_run
 from gac.core.errors import CheckpointError
 from gac.models.linears import as_linear
-from gac.models.threads import one_call_at_a_time
+from gac.models.threads import entry_point
 from gac.plan.plan import Plan
 from gac.runtime.storage.embeddings import embeddings_of
 from gac.runtime.storage.modules import Stored, stored_names
@@ -25,8 +25,7 @@ DENSE_BITS = scheme_named(DEFAULT_SCHEME).bits
 _SIZE = re.compile(r"(?=.*[1-9])[0-9]+(\.[0-9]+)?[KMGT]B", re.IGNORECASE)
 
 
-@checked
-@one_call_at_a_time
+@entry_point()
 def save(
     model: PreTrainedModel,
     directory: str | Path,

@@ -106,8 +106,9 @@ def fitted_modules(
     modules = build_modules(run, plan.weights, changed, fits)
     if refit_mode != "none":
         return refit(run, modules, plan.weights, refit_mode, sites, fits, embeddings)
-    if any(scheme_named(choice.scheme).lossy for choice in plan.weights if choice.name in modules):
-        fits = fit_layers(run, targets, forms=forms, rounding=True)  # the inputs of all weights too
+    if not any(scheme_named(choice.scheme).lossy for choice in plan.weights if choice.name in modules):
+        return modules
+    fits = fit_layers(run, targets, forms=forms, rounding=True)  # the inputs of all weights too
     return store_all(run, modules, plan.weights, targets, fits)
 
 

@@ -36,7 +36,7 @@ def store_all(
     schemes = {choice.name: scheme_named(choice.scheme) for choice in weights if choice.name in modules}
     lossy = {name: scheme for name, scheme in schemes.items() if scheme.lossy}
     quantised: dict[str, nn.Module] = {}
-    for turn, (layer, fit) in enumerate(fits.items()) if lossy else ():
+    for turn, (layer, fit) in enumerate(fits.items()):
         if not run.ranks.owns(turn):
             continue
         for weight in (each for site in sites if site.layer == layer for each in site.weights if each.name in lossy):

@@ -3,10 +3,10 @@
 import builtins
 import os
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, wraps
-from inspect import Parameter, signature
+from inspect import BoundArguments, Parameter, signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -18,6 +18,7 @@ from gac.core.errors import GacError
 P = ParamSpec("P")
 R = TypeVar("R")
 _SHOWN = 80
+_signature = cache(signature)
 
 Most = Le
 _MOST = Most(10**12)  # a loop over more would take years
@@ -45,32 +46,38 @@ def plain(value: Any) -> Any:
 
 
 def checked(call: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function to refuse arguments that its type hints do not allow, by a GacError that names the argument.
-
-    Classes, unions, literals, entries of collections and mappings, and limits are checked; iterables, which may be
-    read only once, are not read. Names that only type checkers know allow anything. Single values of NumPy and torch
-    become Python's. (pydantic's ``validate_call`` copies collections, coerces, and reports each member of a union.)
-    """
-    known = signature(call)
+    """Wrap a function to refuse arguments that its type hints do not allow, see ``check_arguments``."""
 
     @wraps(call)
     def validated(*args: P.args, **options: P.kwargs) -> R:
-        hints = _hints(call)
-        bound = known.bind(*args, **options)
-        for name, value in bound.arguments.items():
-            bound.arguments[name] = value = plain(value)
-            if name in hints and known.parameters[name].kind is not Parameter.VAR_KEYWORD:
-                _check(name, value, hints[name], call.__name__, GacError)
+        bound = check_arguments(call, args, options)
         return call(*bound.args, **bound.kwargs)
 
     return validated
 
 
+def check_arguments(call: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> BoundArguments:
+    """Bind a function's arguments; a GacError names the first that its type hints do not allow.
+
+    Classes, unions, literals, entries of collections and mappings, and limits are checked; iterables, which may be
+    read only once, are not read. Names that only type checkers know allow anything. Single values of NumPy and torch
+    become Python's. (pydantic's ``validate_call`` copies collections, coerces, and reports each member of a union.)
+    """
+    hints, bound = _hints(call), _signature(call).bind(*args, **options)
+    for name, value in bound.arguments.items():
+        bound.arguments[name] = value = plain(value)
+        if name in hints and bound.signature.parameters[name].kind is not Parameter.VAR_KEYWORD:
+            _check(name, value, hints[name], call.__name__, GacError)
+    return bound
+
+
 def check_fields(record: Any, error: type[GacError] = GacError) -> None:
-    """Raise ``error`` for a dataclass whose fields its hints do not allow, naming the field."""
+    """Make a dataclass's values ``plain``; raise ``error``, naming the field, where its hints do not allow one."""
     kind: Any = type(record)
     for field in fields(record):
-        _check(field.name, getattr(record, field.name), _hints(kind)[field.name], kind.__name__, error)
+        value = plain(getattr(record, field.name))
+        object.__setattr__(record, field.name, value)
+        _check(field.name, value, _hints(kind)[field.name], kind.__name__, error)
 
 
 def _check(name: str, value: object, hint: Any, where: str, error: type[GacError]) -> None:

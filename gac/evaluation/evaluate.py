@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.checkpoint.load import open_model
-from gac.core.arguments import Count, CountOrZero, checked
+from gac.core.arguments import Count, CountOrZero
 from gac.core.errors import GacError, ModelError
 from gac.evaluation.perplexity import Sample, compare_models, dtype_of, perplexity_on, take_sample
 from gac.evaluation.results import Evaluated, Evaluation, OnText
@@ -19,7 +19,7 @@ from gac.evaluation.tasks import Suite, open_suite
 from gac.measurement.documents import Documents, Text, ordered
 from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer, model_digest
 from gac.models.packaged import PACKAGED
-from gac.models.threads import one_call_at_a_time
+from gac.models.threads import entry_point
 from gac.runtime.storage.modules import count_parameters
 
 logger = logging.getLogger("gac")
@@ -28,8 +28,7 @@ ModelOrName = PreTrainedModel | str | Path
 """A loaded model, or the name of one: a directory (a compressed one too), a hub id, ``smollm2``."""
 
 
-@checked
-@one_call_at_a_time
+@entry_point()
 def evaluate(
     models: ModelOrName | Sequence[ModelOrName],
     *,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.core.arguments import Count, checked
+from gac.core.arguments import Count
 from gac.core.arrays import Floats
 from gac.core.errors import ModelError, TextError
 from gac.core.progress import progress_bar
@@ -28,7 +28,7 @@ from gac.measurement.text import (
     window_length,
 )
 from gac.models.modules import frozen
-from gac.models.threads import one_call_at_a_time
+from gac.models.threads import entry_point
 from gac.plan.plan import Plan
 
 POSITIONS = 512  # float32 logits are made for this many positions at a time: 256 MB at 128k words
@@ -89,8 +89,7 @@ def dtype_of(model: PreTrainedModel) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
-@checked
-@one_call_at_a_time
+@entry_point()
 def perplexity(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -125,8 +124,7 @@ def perplexity(
     return perplexity_on(model, take_sample(tokenizer, text, windows, length, bos), batch, progress)
 
 
-@checked
-@one_call_at_a_time
+@entry_point()
 def divergence(
     model: PreTrainedModel,
     reference: PreTrainedModel,

@@ -88,8 +88,6 @@ def check_splits(sites: Sequence[Site], gpus: int) -> None:
 
     Heads and neurons are kept whole. Where there are fewer key-value heads than GPUs, several GPUs have the same one.
     """
-    if gpus == 1:
-        return
     counts = {units: count for site in sites for units, count in _counts(site)}
     wrong = next((units for units in counts if not _even(units, counts, gpus)), None)
     if wrong is None:

@@ -106,9 +106,10 @@ def measure_curves(
     by_key: dict[tuple[str, str, str], LossCurve] = {}
     for layer, fit in fits.items():
         by_key |= _curves(weights[layer], fit, parts).by_key
-    measured = [form for part in parts for form in part.forms]
-    artifacts = LayerFit.merged([*fits.values()]).artifacts
-    curves = with_joint_losses(run, weights, measured, LossCurves(by_key), artifacts)
+    curves, measured = LossCurves(by_key), [form for part in parts for form in part.forms]
+    if any(form.loss.needs_forward_runs or form.loss.anchors for form in measured):
+        artifacts = LayerFit.merged([*fits.values()]).artifacts
+        curves = with_joint_losses(run, weights, measured, curves, artifacts)
     return ModelCurves(curves, float(fits[min(fits)].losses["loss"]))
 
 
@@ -148,8 +149,10 @@ def fit_layers(
         run.store.check_writable()
         runs_of = _runs_by_part(run, weights)
         steps = [(parts[index], layer) for index, layer in missing]
-        _measure_by_runs(run, weights, [step for step in steps if step[0].runs_suffice], runs_of)
-        _measure_by_moments(run, sites, parts, [step for step in steps if not step[0].runs_suffice], runs_of)
+        if by_runs := [step for step in steps if step[0].runs_suffice]:
+            _measure_by_runs(run, weights, by_runs, runs_of)
+        if by_moments := [step for step in steps if not step[0].runs_suffice]:
+            _measure_by_moments(run, sites, parts, by_moments, runs_of)
     return {layer: _read(run, parts, layer, group[0]) for layer, group in reversed(weights.items())}
 
 
@@ -189,8 +192,6 @@ def _measure_by_moments(
 ) -> None:
     """Measure parts of layers from their moments; a layer is written while the next one is measured."""
     missing = {layer: [part for part, other in steps if other == layer] for _, layer in steps}
-    if not missing:
-        return
     lacking = [site for site in sites if site.layer in missing]
     weights = group_by_layer(lacking)
     asking = replace(run, attended=_attends(run, [part for part, _ in steps]))
@@ -247,11 +248,11 @@ def _fits_of(
         fit = LayerFit({**loss, **fit.losses}, fit.artifacts)
         known = LayerFit.merged([known, fit])
         yield part, fit
-    statistics = Statistics(run.model, pooled, run.method, known.artifacts)
-    priced = [(part, part.scheme) for part in parts if part.scheme is not None]
-    prices = _prices_of(statistics, weights, [scheme for _, scheme in priced])
-    for part, scheme in priced:
-        yield part, LayerFit(loss | prices[scheme.name], LayerArtifacts({}))
+    if priced := [(part, part.scheme) for part in parts if part.scheme is not None]:
+        statistics = Statistics(run.model, pooled, run.method, known.artifacts)
+        prices = _prices_of(statistics, weights, [scheme for _, scheme in priced])
+        for part, scheme in priced:
+            yield part, LayerFit(loss | prices[scheme.name], LayerArtifacts({}))
 
 
 def _prices_of(
@@ -263,7 +264,7 @@ def _prices_of(
     for each dim by ``<scheme>/<form>/<weight>``.
     """
     prices: dict[str, dict[str, Floats]] = {scheme.name: {} for scheme in schemes}
-    for weight in weights if schemes else ():
+    for weight in weights:
         inputs = Inputs(statistics.metric(weight).inputs, thorough=False)  # whose factors all schemes and forms share
         forms = [form for form in FORMS if form.loss.in_every_calibration and form.applies_to(weight)]
         for scheme in (scheme for scheme in schemes if scheme.applies_to(weight)):

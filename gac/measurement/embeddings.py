@@ -63,10 +63,8 @@ def replace_embeddings(model: PreTrainedModel, modules: Mapping[str, nn.Module])
         model.all_tied_weights_keys.clear()
 
 
-def measure_head(run: CalibrationRun, model: PreTrainedModel, scheme: Scheme) -> RoundedHead | None:
-    """Embedding and LM head in a scheme, and the mean divergence with them; None if it is not lossy."""
-    if not scheme.lossy:
-        return None
+def measure_head(run: CalibrationRun, model: PreTrainedModel, scheme: Scheme) -> RoundedHead:
+    """Quantise embedding and LM head; return them with the mean divergence that this makes."""
     stored = run.stored(f"head-{scheme.name}", lambda: {"loss": _divergence(run, quantised_embeddings(model, scheme))})
     return RoundedHead(scheme.name, embedding_shapes(model), float(stored["loss"]))
 

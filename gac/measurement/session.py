@@ -112,7 +112,8 @@ def measure(
         logger.info("%s", line)
     store = StatisticsStore(home() / "statistics")
     store.check_writable()
-    check_shared(store.directory, ranks)
+    if ranks.count > 1:
+        check_shared(store.directory, ranks)
     loaded = load_dense_model(model, tokenizer, stream=True)
     if (space := resolved.recipe.space).rotate is None:
         space = replace(space, rotate=space.few_bits and rotates_freely(loaded.model))
@@ -120,9 +121,9 @@ def measure(
     recipe = resolved.recipe
     _check_model(loaded.model, resolved)
     windows = cut_windows(texts, loaded, recipe.measure.seed, recipe.measure.bos)
-    _check_ranges(loaded.model, resolved)
     digest = targeted_digest(loaded, sites)
-    check_same_everywhere(ranks, loaded, digest, windows, recipe)
+    if ranks.count > 1:
+        check_same_everywhere(ranks, loaded, digest, windows, recipe)
     if compare_with is not None:
         compared = (loaded.model, loaded.tokenizer, sites, texts, windows, compare_with, progress)
         ranks.once(partial(compare_texts, *compared))
@@ -135,7 +136,8 @@ def measure(
         lossy = any(scheme_named(name).lossy for name in schemes)
         dense_inputs = lossy and recipe.refit in (None, "none")
         measured = measure_curves(run, sites, forms=forms, schemes=schemes, rounding=dense_inputs)
-        head = measure_head(run, loaded.model, scheme_named(recipe.space.head))
+        of_head = scheme_named(recipe.space.head)
+        head = measure_head(run, loaded.model, of_head) if of_head.lossy else None
         by_weight = ranks.once(lambda: measure_weights(needs, replace(run, ranks=ALONE), sites) if needs else {})
     text = Calibration(
         text=texts.name,
@@ -267,13 +269,10 @@ def _check_model(model: PreTrainedModel, resolved: ResolvedRecipe) -> None:
     check_plain(model, resolved.weight_names)
     if resolved.recipe.measure.shots == 2:
         check_in_memory(model, ", with shots=2", "where the first shot is made of it", ", or use shots=1")
-    if scheme_named(resolved.recipe.space.head).lossy:
+    space = resolved.recipe.space
+    if scheme_named(space.head).lossy:
         check_embeddings(model)
-
-
-def _check_ranges(model: PreTrainedModel, resolved: ResolvedRecipe) -> None:
-    recipe = resolved.recipe
-    for names, schemes in ((resolved.weight_names, recipe.space.schemes), (embeddings_of(model), (recipe.space.head,))):
+    for names, schemes in ((resolved.weight_names, space.schemes), (embeddings_of(model), (space.head,))):
         tightest = min(map(scheme_named, schemes), key=lambda scheme: scheme.largest)
         for name in names if tightest.largest < inf else ():
             tightest.check_range(read_parameter(model, f"{name}.weight"), name)

@@ -44,7 +44,7 @@ class Texts:
             TextError: a size below 1, a text that is neither known nor a file, or documents that are no strings.
         """
         if isinstance(text, (str, os.PathLike)):
-            return cls.named(str(text))
+            return cls((TextSpec.parse(str(text)),))
         if isinstance(text, Part):
             return cls((text,))
         if not isinstance(text, Iterable):
@@ -55,10 +55,6 @@ class Texts:
         if any(is_sized_text(item) if isinstance(item, str) else isinstance(item, Part) for item in items):
             return cls(tuple(map(_part, items)))
         return cls((Documents(items),))
-
-    @classmethod
-    def named(cls, text: str | Sequence[str]) -> "Texts":
-        return cls(tuple(map(TextSpec.parse, (text,) if isinstance(text, str) else text)))
 
     @property
     def name(self) -> str:
@@ -82,11 +78,6 @@ class Texts:
     @property
     def documents(self) -> tuple[str, ...]:
         return tuple(digest for part in self.parts if isinstance(part, Documents) for digest in part.digests)
-
-    def check(self) -> None:
-        for part in self.parts:
-            if isinstance(part, TextSpec):
-                check_text(part.name)
 
     def sized(self, windows: Sequence[int], length: int) -> "Texts":
         sized = zip(self.parts, windows, strict=True)

@@ -1,7 +1,7 @@
-"""Exclusive use of models and of PyTorch's settings by one thread at a time."""
+"""Entry points: exclusive use of models and of PyTorch's settings by one thread at a time."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import wraps
 from threading import Lock, RLock
 from typing import Any, ParamSpec, TypeVar
@@ -11,6 +11,9 @@ import torch
 from torch import nn
 from torch.amp.autocast_mode import is_autocast_available
 
+from gac.core.arguments import check_arguments
+from gac.core.distributed import launch
+from gac.core.distributed.run import on_every_rank
 from gac.core.errors import ModelError
 
 P = ParamSpec("P")
@@ -23,23 +26,32 @@ _IN_USE: "WeakKeyDictionary[nn.Module, RLock]" = WeakKeyDictionary()
 _LOOKING = Lock()
 
 
-def one_call_at_a_time(call: Callable[P, R]) -> Callable[P, R]:
-    """Give a function exclusive use of models among its arguments, and PyTorch's own settings (``standard_settings``).
+def entry_point(every_rank: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a public function that uses models: arguments are checked (``check_arguments``), each model is its alone.
 
     Measuring a model changes it for a while (hooks, gradients, its mode), so a second thread would measure something
-    else. It gets a ModelError and does not wait: after ``compress`` the model is another one.
+    else. It gets a ModelError and does not wait: after ``compress`` the model is another one. PyTorch has its initial
+    settings (``standard_settings``).
+
+    Args:
+        every_rank: all processes of a run call the function at once, see ``gac.core.distributed.run.on_every_rank``.
     """
 
-    @wraps(call)
-    def locked(*args: P.args, **options: P.kwargs) -> R:
-        with standard_settings(), ExitStack() as locks:
-            for value in (*args, *options.values()):
-                for model in value if isinstance(value, (list, tuple)) else (value,):
-                    if isinstance(model, nn.Module):
-                        locks.callback(_lock(model, call.__name__).release)
-            return call(*args, **options)
+    def decorate(call: Callable[P, R]) -> Callable[P, R]:
+        @wraps(call)
+        def entered(*args: P.args, **options: P.kwargs) -> R:
+            bound = check_arguments(call, args, options)
+            joining = on_every_rank(call.__name__) if every_rank and launch.processes() > 1 else nullcontext()
+            with joining, standard_settings(), ExitStack() as locks:
+                for value in (*bound.args, *bound.kwargs.values()):
+                    for model in value if isinstance(value, (list, tuple)) else (value,):
+                        if isinstance(model, nn.Module):
+                            locks.callback(_lock(model, call.__name__).release)
+                return call(*bound.args, **bound.kwargs)
 
-    return locked
+        return entered
+
+    return decorate
 
 
 def _lock(model: nn.Module, verb: str) -> RLock:

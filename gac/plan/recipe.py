@@ -80,7 +80,7 @@ class Measure:
     bos: bool | None = None
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_fields(self)
         texts = (self.text,) if isinstance(self.text, str) else tuple(self.text)
         _check(bool(texts) and all(texts), "measure.text", self.text, "a name or a path, or several")
         object.__setattr__(self, "text", texts[0] if len(texts) == 1 else texts)
@@ -127,7 +127,7 @@ class Space:
         expected = "True, False, the number that dims are to be multiples of, or 'profile,group=N'"
         whole = isinstance(align, bool) or (is_whole(align) and 1 <= align <= MAX_INTEGER)
         _check(whole, "space.align", align, expected, "Give a number from 1 to 2 ** 62, such as align=16.")
-        _check_types(self)
+        check_fields(self)
         expected = f"{' or '.join(HEADS)}: embedding and head as they are loaded, or in 8 bits with a scale a row"
         _check(self.head in HEADS, "space.head", self.head, expected)
 
@@ -170,7 +170,7 @@ class Deployment:
     def __post_init__(self) -> None:
         _check(isinstance(self.workloads, tuple), "deployment.workloads", self.workloads, "names, as in a list")
         object.__setattr__(self, "workloads", tuple(dict.fromkeys(map(str, self.parsed))))
-        _check_types(self)
+        check_fields(self)
         _check(self.engine in (None, *ENGINES), "deployment.engine", self.engine, f"one of {', '.join(ENGINES)}")
         _check(self.profile != "", "deployment.profile", self.profile, "a name, a path or None")
 
@@ -405,13 +405,6 @@ def _plain(name: str, value: Any) -> Any:
     if name in ("forms", "schemes", "workloads") and (isinstance(value, str) or not isinstance(value, Iterable)):
         return (value,)
     return tuple(value) if name in _PLURAL and not isinstance(value, str) else value
-
-
-def _check_types(record: Any) -> None:
-    """Check a part's fields by their hints, numbers and truth values of NumPy as Python's own."""
-    for entry in fields(record):
-        object.__setattr__(record, entry.name, plain(getattr(record, entry.name)))
-    check_fields(record)
 
 
 def _check(

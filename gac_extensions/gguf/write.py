@@ -13,12 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.checkpoint.deci import LayerSizes, deci_model
 from gac.checkpoint.export import opened, stock_model
-from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.core.io import complete_file
 from gac.core.progress import progress_bar
 from gac.models.loading import load_tokenizer
-from gac.models.threads import one_call_at_a_time
+from gac.models.threads import entry_point
 from gac.plan.plan import Plan
 from gac.schemes import scheme_named
 from gac_extensions.gguf.deci import DECI, for_llama_cpp
@@ -58,8 +57,7 @@ class GgufFile:
         return all(group.moved == 0 for group in self.tensors)
 
 
-@checked
-@one_call_at_a_time
+@entry_point()
 def export_gguf(
     model: PreTrainedModel | str | Path,
     path: str | Path,

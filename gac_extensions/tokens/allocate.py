@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.core.arguments import Count, checked
+from gac.core.arguments import Count
 from gac.core.arrays import Floats
 from gac.core.errors import BudgetError, ProfileError, TextError
 from gac.core.io import home
@@ -26,7 +26,7 @@ from gac.models.attentions import cut_layers, heads_of, sliding_layers, window_o
 from gac.models.families import family_of
 from gac.models.modules import frozen, input_device
 from gac.models.plain import check_finite, check_in_memory
-from gac.models.threads import one_call_at_a_time
+from gac.models.threads import entry_point
 from gac.plan.costs import floored
 from gac.plan.evidence import ProfileUsed
 from gac.profiling.select import select_profile
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from gac_extensions.tokens.planned_press import PlannedPress
 
 
-@checked
-@one_call_at_a_time
+@entry_point()
 def allocate_tokens(
     model: PreTrainedModel | str | Path,
     keep: float = KEEP,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from gac.core.distributed.launch import local_rank
-from gac.core.distributed.run import on_every_rank, this_run
+from gac.core.distributed.run import this_run
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant
 from gac.healing import run as run_module
 from gac.healing import whole_model
@@ -28,6 +28,7 @@ from gac.healing.run import DistillationRun
 from gac.healing.sharding import needs_sharding
 from gac.healing.text import HealingText, held_out
 from gac.models.modules import frozen
+from gac.models.threads import entry_point
 from tests.benchmarks.harness import options, write
 
 WINDOWS = 80
@@ -50,7 +51,7 @@ def main() -> None:
         write(asked.output, **found)
 
 
-@on_every_rank
+@entry_point(every_rank=True)
 def measured(asked: Namespace) -> dict[str, Any]:
     """What healing takes, from its second point on."""
     ranks = this_run()

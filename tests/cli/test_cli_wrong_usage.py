@@ -229,7 +229,8 @@ def test_an_interrupt_outside_of_a_command_has_no_traceback(
     monkeypatch.setattr(main, "invoke", interrupted)
     result = run("profiles")
     assert (result.exit_code, result.stderr.strip()) == (130, "Interrupted.")
-    monkeypatch.setattr(gpu_aligned_compression, "_run", interrupted)  # while it loads
+    monkeypatch.setattr(gpu_aligned_compression, "_other_tool", interrupted)  # while it loads
+    monkeypatch.setattr("sys.argv", ["gac", "--version"])
     with pytest.raises(SystemExit) as ended:
         gpu_aligned_compression.main()
     assert (ended.value.code, capsys.readouterr().err) == (130, "\nInterrupted.\n")

@@ -1,6 +1,5 @@
 """The model of a first shot: compressed, of the dense shapes, and beside a dense model that is left as it was."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +98,6 @@ def test_it_is_the_same_from_kept_statistics(tiny_model: LlamaForCausalLM, tmp_p
 def test_what_goes_with_no_second_shot_is_refused(model_type: str, method: str, rule: str, message: str) -> None:
     config = small_config(model_type, **({"do_layer_norm_before": False} if model_type == "opt" else {}))
     sites = family_of(config).sites(config)
-    recipe = Recipe.of(method=method, rule=rule)
-    check_shots(recipe, METHODS.get(method), sites, model_type)
-    recipe = replace(recipe, measure=replace(recipe.measure, shots=2))
+    recipe = Recipe.of(method=method, rule=rule, shots=2)
     with pytest.raises(GacError, match=message):
         check_shots(recipe, METHODS.get(method), sites, model_type)

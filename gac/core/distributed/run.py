@@ -4,13 +4,13 @@ import atexit
 import logging
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,9 +23,6 @@ from gac.core.errors import GacError
 from gac.core.progress import no_progress
 from gac.core.version import __version__
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 WAIT_TIMEOUT = timedelta(days=1)  # longest wait for another process that works: for rank 0 where it measures alone
 CALL_TIMEOUT = timedelta(minutes=10)  # longest wait of the first process to call a function for all others to call it
 
@@ -35,23 +32,17 @@ def this_run() -> Ranks:
     return ALONE if launch.processes() == 1 else _started()[0]
 
 
-def on_every_rank(call: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function that all processes of a run call at once; rank 0 alone prints.
+@contextmanager
+def on_every_rank(name: str) -> Iterator[None]:
+    """Run the body of a function of this name, which all of several processes call at once; rank 0 alone prints.
 
-    A single process just calls it. A GacError is raised on rank 0, also where packages or GPUs of the processes
-    differ, or not all of them call it; the others exit with it.
+    A GacError is raised on rank 0, also where packages or GPUs of the processes differ, or not all of them call it;
+    the others exit with it.
     """
-
-    @wraps(call)
-    def everywhere(*args: P.args, **options: P.kwargs) -> R:
-        if launch.processes() == 1:
-            return call(*args, **options)
-        ranks, watch = _started()
-        with _quiet(not ranks.leads), _watched(watch, ranks):
-            _meet(call.__name__, ranks)
-            return call(*args, **options)
-
-    return everywhere
+    ranks, watch = _started()
+    with _quiet(not ranks.leads), _watched(watch, ranks):
+        _meet(name, ranks)
+        yield
 
 
 def check_shared(directory: Path, ranks: Ranks) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gac.core.distributed.ranks import Ranks
-from gac.core.distributed.run import on_every_rank, this_run
+from gac.core.distributed.run import this_run
 from gac.core.errors import ProfileError
 from gac.core.workloads import Workload
+from gac.models.threads import entry_point
 from gac.profiling.operators import operation
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.sweeps.coverage import WORKLOADS, check_dtype
@@ -52,13 +53,13 @@ def _columns(step: int) -> list[int]:
     return [*narrower, -(-WIDEST // step) * step]
 
 
-@on_every_rank
+@entry_point(every_rank=True)
 def estimate_collectives(points: Sequence[Point], path: str | Path | None = None, passes: int = PASSES) -> Estimate:
     """Estimate the work of ``profile_collectives`` with the same arguments; raises the same errors."""
     return _estimate(points, path, passes)
 
 
-@on_every_rank
+@entry_point(every_rank=True)
 def profile_collectives(
     points: Sequence[Point], path: str | Path | None = None, passes: int = PASSES, seconds: float | None = None
 ) -> Path:
