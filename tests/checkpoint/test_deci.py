@@ -18,7 +18,7 @@ from gac.core.errors import CheckpointError
 from gac.forms import form_named
 from gac.plan.plan import Plan
 from gac_extensions.gguf.tensors import interleaved
-from tests.checkpoint.test_gguf import uniform, words
+from tests.checkpoint.exported import uniform, words
 from tests.compression.applying import logits
 from tests.compression.compressed import compressed
 from tests.compression.ends import with_rounded_ends

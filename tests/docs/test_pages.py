@@ -42,7 +42,7 @@ def _exists(words: list[str]) -> bool:
     if program == "python":
         return _script_exists(arguments)
     if program == ".venv/bin/pytest":
-        return all((ROOT / word).exists() for word in arguments if word.startswith("tests/"))
+        return all((ROOT / word).exists() for word in arguments if word.endswith(".py") or "/" in word)
     return program in ("gac", "transformers", "torchrun", "vllm", "jupyter", "pre-commit") or program.startswith(
         ".venv/bin/"
     )

@@ -1,4 +1,4 @@
-"""Triton kernels on a CPU, in Triton's interpreter (``tests/conftest.py``); on a GPU they are compiled."""
+"""Triton kernels on a CPU, in Triton's interpreter (``tests/fixtures.py``); on a GPU they are compiled."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -56,7 +56,7 @@ SLOW = (
     "test_smollm2.py",
     "test_notebooks.py",
     "test_many_processes.py",
-    "test_report_browser.py",
+    "_browser.py",
     "test_latent_positions.py",
     "test_python.py",
     "test_demo.py",

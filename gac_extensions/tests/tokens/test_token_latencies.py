@@ -15,11 +15,11 @@ from gac.plan.costs import floored
 from gac.plan.plan import WorkloadLatency
 from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import token_points
+from gac_extensions.tests.tokens.test_token_plan import BUDGETS, curves, plan_of
 from gac_extensions.tokens.decide import AttentionLatency, TimeLimit, decide, decode_workloads, latency_fractions
 from gac_extensions.tokens.defaults import SHARES, STEP
 from tests.allocation.test_latencies import table
 from tests.models.small import small_config
-from tests.tokens.test_token_plan import BUDGETS, curves, plan_of
 
 LLAMA, LONG = heads_of(SHAPES["llama-3-8b"]), Workload.parse("decode:1@32768")
 POINTS = token_points("llama-3-8b", [LONG], SHARES, STEP)

@@ -10,7 +10,17 @@ from transformers import LlamaForCausalLM
 
 import gac
 from gac.core.errors import CheckpointError, GacError, ProfileError
-from tests.repairs.checkpoints import H100, Tensors, asvd, factored, grouped, narrowed, refused, svd_llm, write
+from gac_extensions.tests.repairs.checkpoints import (
+    H100,
+    Tensors,
+    asvd,
+    factored,
+    grouped,
+    narrowed,
+    refused,
+    svd_llm,
+    write,
+)
 
 QUERY = "model.layers.0.self_attn.q"
 KEYS = "model.layers.0.self_attn.k_proj"

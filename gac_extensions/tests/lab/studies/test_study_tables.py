@@ -11,7 +11,7 @@ from gac.profiling.records import Point
 from gac_extensions.lab.studies import STUDIES, StudyResult, published
 from gac_extensions.lab.studies.readings import percent, times
 from gac_extensions.lab.studies.records import Band
-from tests.lab.studies.machines import Answer, Machine, a100, flat
+from gac_extensions.tests.lab.studies.machines import Answer, Machine, a100, flat
 
 Rule = Callable[[Point], Answer]
 

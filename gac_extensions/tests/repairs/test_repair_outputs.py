@@ -12,8 +12,7 @@ import gac
 from gac.models.families import family_of
 from gac_extensions.repairs.contract import STRATEGIES
 from gac_extensions.repairs.report import PaddedDim, RepairResult
-from tests.models.small import every_layout, small_config, small_model
-from tests.repairs.checkpoints import (
+from gac_extensions.tests.repairs.checkpoints import (
     H100,
     Naming,
     Tensors,
@@ -29,6 +28,7 @@ from tests.repairs.checkpoints import (
     weight_names,
     write,
 )
+from tests.models.small import every_layout, small_config, small_model
 
 RANK = 13
 KEYS, VALUES = "model.layers.0.self_attn.k_proj", "model.layers.1.self_attn.v_proj"

@@ -15,13 +15,13 @@ from gac.core.errors import GacError, PlanError
 from gac.plan.plan import Plan, WorkloadLatency
 from gac.reporting.report.render import report_page
 from gac.reporting.report.sources import Sources
+from gac_extensions.tests.tokens.test_token_plan import curves, plan_of
 from gac_extensions.tokens.page import tokens_page, tokens_section
 from gac_extensions.tokens.plan import TokenPlan, load_plans
 from tests.cli.commands import refused, run
 from tests.reporting.rendering import legend
 from tests.reporting.report_plans import decided
 from tests.reporting.test_report_page import words
-from tests.tokens.test_token_plan import curves, plan_of
 
 TIMED = WorkloadLatency("decode:1@64", 4000, 2600, 3, 1, 0)
 

@@ -12,10 +12,10 @@ import gac
 from gac.plan.plan import Candidate, Limit, Plan, WorkloadLatency
 from gac.testing.models import tiny_config
 from gac_extensions.repairs.planned import padded_plan
+from gac_extensions.tests.repairs.checkpoints import H100, refused, relative
 from tests.changed import changed_recipe
 from tests.compression.applying import applied, logits
 from tests.compression.compressed import MakePlan
-from tests.repairs.checkpoints import H100, refused, relative
 
 ATTENTION, MLP = "model.layers.0.self_attn", "model.layers.0.mlp"
 Changes = Mapping[str, tuple[str, int]]

@@ -8,7 +8,7 @@ from gac.core.errors import ProfileError
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Measurement, Point
 from gac_extensions.lab.studies import STUDIES, Study
-from tests.lab.studies.machines import Machine, a100, flat
+from gac_extensions.tests.lab.studies.machines import Machine, a100, flat
 
 
 @pytest.fixture(params=STUDIES.names)

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from rendering import shown
-
 from gac_extensions.lab.studies import Column, StudyResult
 from gac_extensions.lab.tables import study_table
+from tests.reporting.rendering import shown
 
 RESULT = StudyResult(
     "gemm-k",

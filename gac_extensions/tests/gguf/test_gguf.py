@@ -14,12 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 import gac
 from gac.core.errors import CheckpointError
 from gac_extensions.gguf.tensors import BLOCK_TYPES
+from tests.checkpoint.exported import EXACT, NEURONS, uniform, words
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import HEAD_DIM, RANK, WIDTH, MakePlan, compressed
-from tests.compression.stored import stored
 from tests.models.small import small_config, small_model, weights_of
 
-EXACT = ("w8a16", "w4a16:32", "w3a16:64", "w2a16:32")
 TYPES = {"w8a16": "Q8_0", "w4a16:32": "Q5_0", "w3a16:64": "Q4_0", "w2a16:32": "Q4_0"}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
@@ -27,32 +26,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 128},  # the file says another one too, which transformers does not read
 }
-NEURONS = 192
-
-
-def words(split: Any = None, **changed: Any) -> PreTrainedTokenizerFast:
-    """One token a byte but one, one pair of letters, and special tokens: as many as the small models have."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:-1]
-    vocab = {**{byte: index for index, byte in enumerate(alphabet)}, "th": 255}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("t", "h")], **changed))
-    backend.pre_tokenizer = split or pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<s>", "</s>"])
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
-    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template="{{ messages }}", **special)
-
-
-def uniform(
-    model_type: str, make_plan: MakePlan, schemes: tuple[str, ...], neurons: int = NEURONS, **changed: Any
-) -> Any:
-    """A small model whose weights are in these schemes in turn."""
-    config = small_config(model_type, **changed)
-    config.intermediate_size = neurons
-    config.dtype = changed.get("dtype", torch.float32)
-    dims = {weight.name: min(weight.out_features, weight.in_features) for weight in weights_of(config)}
-    chosen = {name: ("dense", dims[name], schemes[number % len(schemes)]) for number, name in enumerate(dims)}
-    return stored(small_model(config), make_plan, chosen)
 
 
 def opened(file: Path, dtype: torch.dtype = torch.float32) -> Any:

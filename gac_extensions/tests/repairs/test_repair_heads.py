@@ -18,9 +18,20 @@ from gac.plan.plan import Plan
 from gac.reporting.report.sources import Sources
 from gac.testing.models import tiny_config
 from gac_extensions.repairs.report import RepairResult, UnpaddedDim, repair_tables
+from gac_extensions.tests.repairs import checkpoints
+from gac_extensions.tests.repairs.checkpoints import (
+    H100,
+    IDS,
+    Tensors,
+    logits,
+    narrowed,
+    read,
+    refused,
+    relative,
+    size,
+    write,
+)
 from tests.models.small import small_config, small_model
-from tests.repairs import checkpoints
-from tests.repairs.checkpoints import H100, IDS, Tensors, logits, narrowed, read, refused, relative, size, write
 
 ATTENTION = "model.layers.{}.self_attn"
 SITE = f"{ATTENTION}.q_proj+k_proj+v_proj+o_proj"

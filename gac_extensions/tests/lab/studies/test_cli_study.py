@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import answer, refused, run, write_profile
 
 from gac.profiling.records import Point
 from gac_extensions.lab.studies import STUDIES
+from tests.cli.commands import answer, refused, run, write_profile
 
 NAMES = ("gemm-k", "round-to-aligned")
 

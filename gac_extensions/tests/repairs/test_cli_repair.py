@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from commands import answer, run
 from transformers import LlamaForCausalLM
 
-from tests.repairs.checkpoints import factored, svd_llm, write
+from gac_extensions.tests.repairs.checkpoints import factored, svd_llm, write
+from tests.cli.commands import answer, run
 
 H100 = ("--profile", "nvidia-h100-80gb-hbm3")
 
