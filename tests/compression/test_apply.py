@@ -9,18 +9,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import gac
-from gac.compression.apply import changed_sites, shared_names
+from gac.compression.apply import changed_sites
 from gac.core.errors import PlanError
 from gac.forms import form_named
 from gac.forms.latent import Latent
-from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of, supported
 from gac.models.sites import Weight
-from gac.runtime.finish import Description, finish
 from gac.runtime.modules import BlockLinear
 from tests.changed import with_recipe
-from tests.compression.applying import IDS, applied, logits
-from tests.compression.compressed import MakePlan
+from tests.compression.applying import applied, generates_the_same, logits
+from tests.compression.compressed import MakePlan, share_inputs
 from tests.models.small import NEURONS, VALUE_LAYOUTS, has_value_weights, small_config, small_model, weights_of
 
 SHORT, GROUPS, HEAD_DIM = 8, 2, 16
@@ -90,8 +88,7 @@ def test_nothing_is_lost_where_values_lie_in_few_directions(model_type: str, mak
         if weight.values:
             assert module.weight.shape == shorter[weight.values == "in"]
     assert (logits(small) - before).abs().max() < 1e-3 * before.abs().max()
-    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
-    assert torch.equal(small.generate(IDS, **options), small.generate(IDS, use_cache=False, **options))
+    assert generates_the_same(small)
 
 
 # --- what both keep -------------------------------------------------------------------------------------------------
@@ -104,9 +101,8 @@ def config() -> Any:
 
 
 @pytest.fixture(params=METHODS)
-def form(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
+def form(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 @pytest.fixture
@@ -122,12 +118,7 @@ def test_at_the_full_dim_nothing_is_lost_and_a_bias_comes_along(form: str, confi
 
 
 def test_inputs_can_be_fused(small: PreTrainedModel, form: str) -> None:
-    other = copy.deepcopy(small)
-    finish(
-        other,
-        Description(shared_names(as_planned(family_of(other.config).sites(other.config), [form], fused=True))),
-        kernels=False,
-    )
+    other = share_inputs(copy.deepcopy(small), [form])
     keys = GROUPS * (HEAD_DIM if form == "head_dim" else SHORT)
     assert other.get_submodule("model.layers.0.self_attn.q_proj.fused").weight.shape[0] == 16 + keys + GROUPS * SHORT
     assert (logits(other) - logits(small)).abs().max() < 1e-5
@@ -140,20 +131,12 @@ def test_a_dense_plan_changes_nothing(refit: str, tiny_model: LlamaForCausalLM, 
     assert torch.equal(logits(applied(tiny_model, plan)), dense)
 
 
-def test_biases_follow_their_outputs(tiny_config: LlamaConfig, make_plan: MakePlan) -> None:
-    config = copy.deepcopy(tiny_config)
-    config.mlp_bias = config.attention_bias = True
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_()
-    dense = logits(model)
-    mlp = "model.layers.0.mlp"
-    changes = {f"{mlp}.{name}": ("narrow", 176) for name in ("gate_proj", "up_proj", "down_proj")}
+def test_biases_follow_their_outputs(make_plan: MakePlan) -> None:
+    config, mlp = small_config("llama", mlp_bias=True, attention_bias=True), "model.layers.0.mlp"
+    dense = logits(small_model(config))
+    changes = {f"{mlp}.{name}": ("narrow", NEURONS) for name in ("gate_proj", "up_proj", "down_proj")}
     changes |= {"model.layers.0.self_attn.o_proj": ("low_rank", 64)}
-    assert (logits(applied(model, make_plan(config, changes))) - dense).abs().max() < 1e-4
+    assert (logits(applied(small_model(config), make_plan(config, changes))) - dense).abs().max() < 1e-4
 
 
 def test_gate_and_up_in_one_weight_keep_the_same_neurons(make_plan: MakePlan) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from gac.allocation.resolve import check_shots
@@ -23,7 +22,7 @@ from gac.plan.costs import floored
 from gac.plan.plan import WeightChoice
 from gac.plan.recipe import Recipe
 from tests.changed import with_recipe
-from tests.compression.applying import applied
+from tests.compression.applying import applied, logits
 from tests.compression.compressed import MakePlan
 from tests.models.small import small_config, small_model
 
@@ -34,9 +33,8 @@ def run_of(model: PreTrainedModel, folder: Path) -> CalibrationRun:
     return CalibrationRun(model, WINDOWS, METHODS.get("kfac"), StatisticsStore(folder), progress=False)
 
 
-def made(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    first: Any = first_shot(run_of(model, folder))
-    return first
+def made(model: PreTrainedModel, folder: Path) -> Any:
+    return first_shot(run_of(model, folder))
 
 
 def choices(model: PreTrainedModel, folder: Path) -> list[WeightChoice]:
@@ -45,19 +43,14 @@ def choices(model: PreTrainedModel, folder: Path) -> list[WeightChoice]:
     return shot._chosen(sites, measure_curves(run_of(model, folder), sites).curves)
 
 
-def logits(model: PreTrainedModel) -> Tensor:
-    with torch.no_grad():
-        return model(WINDOWS).logits
-
-
 @pytest.mark.parametrize("model_type", ["gpt2", "phi3"])
 def test_it_computes_what_the_compressed_model_does(model_type: str, tmp_path: Path, make_plan: MakePlan) -> None:
     model = small_model(small_config(model_type))
-    dense, first = logits(model), logits(made(model, tmp_path))
+    dense, first = logits(model, WINDOWS), logits(made(model, tmp_path), WINDOWS)
     assert (first - dense).norm() > 1e-4 * dense.norm()
     chosen = {choice.name: (choice.form, choice.dim) for choice in choices(model, tmp_path)}
     plan = with_recipe(make_plan(model.config, chosen), refit="residual")
-    assert (first - logits(applied(model, plan, ids=WINDOWS))).norm() < 1e-5 * dense.norm()
+    assert (first - logits(applied(model, plan, ids=WINDOWS), WINDOWS)).norm() < 1e-5 * dense.norm()
 
 
 def test_it_keeps_its_fraction_in_aligned_dims(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
@@ -72,7 +65,7 @@ def test_it_shares_what_is_not_compressed_and_leaves_the_dense_model(
     tiny_model: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     before, modules = logits(tiny_model), dict(tiny_model.named_modules())
-    first: Any = made(tiny_model.train(), tmp_path)
+    first = made(tiny_model.train(), tmp_path)
     assert first.lm_head.weight is tiny_model.lm_head.weight
     assert first.model.layers[0].input_layernorm.weight is tiny_model.model.layers[0].input_layernorm.weight
     shapes = {name: tensor.shape for name, tensor in tiny_model.state_dict().items()}

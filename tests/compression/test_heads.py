@@ -19,12 +19,11 @@ from gac.measurement.curves import fit_layers
 from gac.models.families import FIXED_HEADS, family_of, supported
 from gac.models.modules import swap_in
 from gac.plan.plan import WeightChoice
-from tests.compression.applying import IDS, applied, divergence, logits
+from tests.compression.applying import applied, divergence, generates_the_same, logits
 from tests.compression.compressed import MakePlan
 from tests.models.small import LAYOUTS, small_config, small_model, weights_of
 
 HEADS = form_named("heads")
-GENERATE: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
 
 
 def applies_to(model_type: str, **changed: Any) -> bool:
@@ -96,9 +95,7 @@ def test_nothing_is_lost_with_heads_that_write_nothing(model_type: str, make_pla
     plan = make_plan(config, {weight.name: ("heads", 1) for weight in weights_of(config) if HEADS.applies_to(weight)})
     small: Any = applied(copy.deepcopy(dense), plan, "svd-llm")
     assert (logits(small) - logits(dense)).abs().max() < 1e-3 * logits(dense).abs().max()
-    cached = small.generate(IDS, **GENERATE)
-    assert torch.equal(cached, small.generate(IDS, use_cache=False, **GENERATE))
-    assert torch.equal(cached, small.generate(IDS, cache_implementation="static", **GENERATE))
+    assert generates_the_same(small)
 
 
 @pytest.mark.parametrize("dim", [0, 3])

@@ -7,17 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from gac.compression.apply import shared_names
 from gac.core.errors import PlanError
 from gac.forms import form_named
-from gac.forms.planned_sites import as_planned, check_forms_fit
+from gac.forms.planned_sites import check_forms_fit
 from gac.models.families import family_of
 from gac.plan.plan import Plan
-from gac.runtime.finish import Description, finish
 from gac.runtime.fusion.shared_gemm import FusedInput
 from gac.runtime.modules import LowRankLinear
 from tests.compression.applying import applied, logits
-from tests.compression.compressed import MakePlan
+from tests.compression.compressed import MakePlan, share_inputs
 from tests.models.small import every_layout, small_config, small_model, weights_of
 from tests.small_pipeline import Small
 
@@ -57,12 +55,7 @@ def test_a_shared_gemm_takes_ranks_of_pairs_and_rows_of_the_others(pairs: list[s
     plan = make_plan(config, changes(config, *pairs, rank=24))
     model = applied(small_model(config), plan)
     apart = logits(model)
-    finish(
-        model,
-        Description(shared_names(as_planned(family_of(config).sites(config), plan.recipe.space.forms, fused=True))),
-        kernels=False,
-    )
-    fused = model.model.layers[0].mlp.gate_proj.fused
+    fused = share_inputs(model, plan.recipe.space.forms).model.layers[0].mlp.gate_proj.fused
     assert isinstance(fused, FusedInput)
     assert fused.weight.shape[0] == 24 + WIDTH
     assert (logits(model) - apart).abs().max() < 1e-4 * apart.abs().max()
@@ -118,15 +111,12 @@ def test_a_rank_beyond_the_narrower_weight_is_refused(make_plan: MakePlan) -> No
         make_plan(config, changes(config, "gate_proj", rank=129))
 
 
-def test_a_recipe_names_what_it_lies_inside(small: Small) -> None:
-    with pytest.raises(PlanError, match="form narrow_pair without narrow"):
-        small.allocate(0.5, forms=("low_rank", "narrow_pair"))
-
-
-def test_a_width_that_no_mlp_has_is_refused() -> None:
+def test_a_parent_that_is_missing_and_a_width_that_no_mlp_has_are_refused() -> None:
     config = small_config("llama")
     sites = family_of(config).sites(config)
     check_forms_fit(sites, ("narrow", "narrow_pair:175"), "llama")
+    with pytest.raises(PlanError, match="form narrow_pair without narrow"):
+        check_forms_fit(sites, ("low_rank", "narrow_pair"), "llama")
     with pytest.raises(PlanError, match="form narrow_pair:176, which fits no weight of a llama model"):
         check_forms_fit(sites, ("narrow", "narrow_pair:176"), "llama")
 

@@ -16,12 +16,11 @@ from transformers import AutoConfig, LlamaConfig
 from transformers.pytorch_utils import Conv1D
 
 import gac
-from gac.compression.apply import shared_names
 from gac.core.errors import PlanError
 from gac.core.operations import linear
 from gac.forms import FORMS
 from gac.forms.curvature.registry import METHODS
-from gac.forms.planned_sites import check_forms_fit, fuse_sites
+from gac.forms.planned_sites import check_forms_fit
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import measure_curves
 from gac.models.attentions import WITHOUT_HEAD_KEYS
@@ -30,9 +29,8 @@ from gac.models.linears import as_linear, check_sizes
 from gac.models.modules import last_norm_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
-from gac.runtime.finish import Description, finish
 from tests.compression.applying import IDS, applied, logits
-from tests.compression.compressed import MakePlan
+from tests.compression.compressed import MakePlan, share_inputs
 from tests.models.small import (
     LAYOUTS,
     NEURONS,
@@ -140,8 +138,7 @@ def test_a_compressed_model_of_every_family_is_saved_and_loaded(
 
 
 def test_weights_that_read_the_same_input_can_be_fused(compressed: Any) -> None:
-    fused = copy.deepcopy(compressed)
-    finish(fused, Description(shared_names(fuse_sites(family_of(fused.config).sites(fused.config)))), kernels=False)
+    fused = share_inputs(copy.deepcopy(compressed))
     assert set(fused.state_dict()) == set(compressed.state_dict())
     assert (logits(fused) - logits(compressed)).abs().max() < 1e-5
 
@@ -173,14 +170,9 @@ def test_neurons_that_are_not_given_are_four_times_the_hidden_size() -> None:
 
 def test_a_form_that_fits_no_weight_is_refused(tiny_config: LlamaConfig) -> None:
     tiny_config.num_key_value_heads = 1
-    for config, form, message in (
-        (
-            small_config("phi3"),
-            "head_dim",
-            "form head_dim, which fits no weight of a phi3 model; expected one of dense",
-        ),
-        (tiny_config, "heads", "form heads for a llama model with one KV head"),
-    ):
+    none = "form head_dim, which fits no weight of a phi3 model; expected one of dense"
+    one_head = "form heads for a llama model with one KV head"
+    for config, form, message in ((small_config("phi3"), "head_dim", none), (tiny_config, "heads", one_head)):
         sites, forms = family_of(config).sites(config), ("low_rank", form)
         refused = partial(check_forms_fit, sites, forms, config.model_type)
         assert_refused(refused, message, error=PlanError)

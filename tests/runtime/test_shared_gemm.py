@@ -5,15 +5,12 @@ import copy
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaForCausalLM
 
-from gac.compression.apply import shared_names
-from gac.forms.planned_sites import fuse_sites
-from gac.models.families import family_of
-from gac.runtime.finish import Description, finish
 from gac.runtime.fusion.shared_gemm import FusedInput
 from tests.compression.applying import IDS, logits
-from tests.compression.compressed import MakePlan, compressed
+from tests.compression.compressed import MakePlan, compressed, share_inputs
+from tests.models.small import small_config, small_model
 
 ATTENTION, MLP = "model.layers.0.self_attn", "model.layers.1.mlp"
 CHANGES = {
@@ -31,9 +28,7 @@ def plain(tiny_model: LlamaForCausalLM, make_plan: MakePlan) -> LlamaForCausalLM
 
 
 def fused(model: nn.Module) -> nn.Module:
-    other = copy.deepcopy(model)
-    finish(other, Description(shared_names(fuse_sites(family_of(other.config).sites(other.config)))), kernels=False)
-    return other
+    return share_inputs(copy.deepcopy(model))
 
 
 def test_a_layer_has_a_gemm_for_q_k_v_and_one_for_gate_and_up(plain: LlamaForCausalLM) -> None:
@@ -89,17 +84,8 @@ def test_a_missing_or_misshapen_part_is_named(plain: LlamaForCausalLM) -> None:
 
 
 def test_biases_stay_with_their_weights() -> None:
-    config = Qwen2Config(
-        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(config).eval()
-    for name in ("q_proj", "k_proj", "v_proj"):
-        nn.init.normal_(model.get_submodule(f"model.layers.0.self_attn.{name}").bias)
-    ids = IDS % 40
-    with torch.no_grad():
-        assert (fused(model)(ids).logits - model(ids).logits).abs().max() < 1e-5
+    model = small_model(small_config("qwen2"))
+    assert (logits(fused(model)) - logits(model)).abs().max() < 1e-5
     assert fused(model).state_dict().keys() == model.state_dict().keys()
 
 
@@ -121,7 +107,5 @@ def test_gradients_reach_every_part(plain: LlamaForCausalLM) -> None:
     plain(IDS, labels=IDS).loss.backward()
     whole = gradients[f"{ATTENTION}.q_proj.fused.weight"]
     assert whole is not None
-    parts = [
-        plain.get_submodule(f"{ATTENTION}.{name}").weight.grad for name in ("v_proj.first", "q_proj.first", "k_proj")
-    ]
-    assert (whole - torch.cat(parts)).abs().max() < 1e-6
+    parts = (plain.get_submodule(f"{ATTENTION}.{name}") for name in ("v_proj.first", "q_proj.first", "k_proj"))
+    assert (whole - torch.cat([part.weight.grad for part in parts])).abs().max() < 1e-6
