@@ -1,6 +1,6 @@
 """Triton kernels on a CPU, in Triton's interpreter (``tests/fixtures.py``); on a GPU they are compiled."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,20 @@ pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COMPILER = "inductor" if DEVICE == "cuda" else "aot_eager"
 """Backend of ``torch.compile``: on a CPU Inductor calls a C++ compiler, which takes most of a minute."""
+
+
+class OnGpu:
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True
+
+
+class Graphs(list[torch.fx.GraphModule]):
+    """A backend of ``torch.compile`` that keeps graphs, and runs them as they are."""
+
+    def __call__(self, graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        self.append(graph)
+        return graph.forward
 
 
 class Hopper:

@@ -1,6 +1,5 @@
 """Models of every form, with inputs shared or not: one graph, no recompiling, every cache, nothing kept."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,9 @@ from gac.runtime.fusion.shared_gemm import FusedInput
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import MakePlan, compressed
 from tests.models.small import small_config, small_model
+from tests.runtime.interpreted import Graphs
 
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 ATTENTION, MLP = "model.layers.0.self_attn", "model.layers.0.mlp"
 CHANGES: dict[str, dict[str, tuple[str, int]]] = {
     "low_rank": {f"{ATTENTION}.q_proj": ("low_rank", 16), f"{ATTENTION}.v_proj": ("low_rank", 8)}
@@ -28,24 +29,6 @@ def model(request: pytest.FixtureRequest, make_plan: MakePlan) -> Any:
     return compressed(small_model(small_config("llama", num_hidden_layers=1)), make_plan, CHANGES[form], fused)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_compiled() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-class Counting:
-    """A backend that runs a graph as it is, and counts the graphs."""
-
-    def __init__(self) -> None:
-        self.graphs = 0
-
-    def __call__(self, graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-        self.graphs += 1
-        return graph.forward
-
-
 def decoded(model: Any, run: Any, cache: Any) -> torch.Tensor:
     """Logits of a prompt of 4 tokens and then one token at a time, shape ``(batch, 4 + STEPS, vocabulary)``."""
     found = [model(IDS[:, :4], past_key_values=cache, use_cache=True).logits]
@@ -57,23 +40,22 @@ def decoded(model: Any, run: Any, cache: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("model", [("low_rank", True)], indirect=True, ids=str)
 def test_the_whole_model_is_one_graph(model: Any) -> None:
-    counting = Counting()
-    compiled = torch.compile(model, backend=counting, fullgraph=True)
+    graphs = Graphs()
+    compiled = torch.compile(model, backend=graphs, fullgraph=True)
     with torch.no_grad():
         for _ in range(3):
             assert (compiled(IDS, use_cache=False).logits - logits(model)).abs().max() < 1e-5
-    assert counting.graphs == 1
-    shared = [module for module in model.modules() if isinstance(module, FusedInput)]
-    assert all(one.read is None and one.output is None for one in shared)
+    assert len(graphs) == 1
+    shared = (module for module in model.modules() if isinstance(module, FusedInput))
+    assert all(module.read is None and module.output is None for module in shared)
 
 
 def test_steps_with_a_static_cache_are_one_graph(model: Any) -> None:
-    counting = Counting()
-    cache = StaticCache(config=model.config, max_cache_len=32)
+    graphs, cache = Graphs(), StaticCache(config=model.config, max_cache_len=32)
     with torch.no_grad():
-        found = decoded(model, torch.compile(model, backend=counting, fullgraph=True), cache)
+        found = decoded(model, torch.compile(model, backend=graphs, fullgraph=True), cache)
     assert (found - logits(model)[:, : 4 + STEPS]).abs().max() < 1e-5
-    assert counting.graphs == 1
+    assert len(graphs) == 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

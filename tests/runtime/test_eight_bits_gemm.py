@@ -1,12 +1,12 @@
 """GEMMs of 8 bits in Triton: inputs that are rounded, and their products."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import gac.runtime.storage.base
 from gac.runtime.kernels import int8_fp8 as eight_bits_gemm
 from gac.runtime.kernels.quantise_rows import quantise_rows
 from gac.runtime.kernels.split_k import Tile
@@ -16,16 +16,12 @@ from gac.schemes import scheme_named
 from tests.runtime.interpreted import COMPILER, DEVICE, Hopper, operators, shapes, small_gpu
 
 ROWS = [(1, 64), (7, 576), (40, 1536)]
-
-
-class Ampere:
-    name, major, minor = "an older GPU", 8, 6
+AMPERE = SimpleNamespace(name="an older GPU", major=8, minor=6)
 
 
 @pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels run wherever tensors are: on a CPU as on a Hopper GPU."""
-    monkeypatch.setattr(gac.runtime.storage.base, "unsupported_reason", lambda device, dtype: None)
+def running(kernels_anywhere: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """On a CPU as on a Hopper GPU."""
     small_gpu(monkeypatch)
     if DEVICE == "cpu":  # a GPU has its own properties, which compilers read too
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
@@ -107,7 +103,7 @@ def test_a_stored_weight_of_whole_numbers_runs_in_8_bits() -> None:
 
 def test_a_gpu_without_such_a_gemm_and_shapes_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Ampere)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: AMPERE)
     assert "no GEMM multiplies float8_e4m3fn" in str(Floats8().kernel_unsupported_reason(cuda, 64, 64))
     assert Integers8().kernel_unsupported_reason(cuda, 64, 64) is None
     assert Integers8().kernel_unsupported_reason(cuda, 40, 64) == "a weight has 40 rows, no multiple of 16"

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import gac.runtime.storage.base
 from gac.runtime import limits as kernel_limits
 from gac.runtime.kernels import gpu
 from gac.runtime.kernels import low_bit as few_bits
@@ -18,7 +17,7 @@ from gac.runtime.kernels.split_k import Tile
 from gac.runtime.storage.modules import STORAGES, StoredLinear, without_kernels
 from gac.runtime.storage.packed import PackedIntegers
 from gac.schemes import scheme_named
-from tests.runtime.interpreted import COMPILER, DEVICE, operators, shapes, small_gpu
+from tests.runtime.interpreted import COMPILER, DEVICE, OnGpu, operators, shapes, small_gpu
 
 SCHEMES = ["w8a16", "w4a16", "w4a16:64", "w3a16", "w3a16:64", "w2a16:256"]
 SHAPES = [(48, 256), (40, 320), (33, 96), (64, 1024)]
@@ -34,9 +33,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels run wherever tensors are, on inputs of 16 bits."""
-    monkeypatch.setattr(gac.runtime.storage.base, "unsupported_reason", lambda device, dtype: None)
+def running(kernels_anywhere: None) -> Iterator[None]:
     with operators(few_bits.few_bits_linear, few_bits.few_bits_written):
         yield
 
@@ -52,9 +49,19 @@ def weight(name: str, rows: int, columns: int) -> tuple[PackedIntegers, dict[str
     return storage, {tensor: one.to(DEVICE) for tensor, one in held.items()}
 
 
+def inputs(given: int, columns: int) -> Tensor:
+    return torch.randn(given, columns, generator=torch.Generator().manual_seed(given)).half().to(DEVICE)
+
+
 def read(storage: PackedIntegers, held: dict[str, Tensor], columns: int) -> Packed:
     assert kernel_limits.few_bits(16, columns, storage.bits, storage.group, storage.zero) is None
     return Packed.of(held, storage.bits, storage.group, columns)
+
+
+def error(product: Tensor, x: Tensor, storage: PackedIntegers, held: dict[str, Tensor]) -> float:
+    """Of the product with the unpacked weight, relative to its size."""
+    expected = x.double() @ storage.values(held, product.shape[-1], x.shape[-1], torch.float32).double().T
+    return float((product - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize(("rows", "columns"), shapes(SHAPES, [2]))
@@ -76,21 +83,18 @@ def test_a_weight_is_written_to_the_last_bit_as_pytorch_unpacks_it(
 @pytest.mark.parametrize(("name", "rows", "columns", "given"), shapes(PRODUCTS, INTERPRETED))
 def test_products_are_those_of_the_unpacked_weight(name: str, rows: int, columns: int, given: int) -> None:
     storage, held = weight(name, rows, columns)
-    x = torch.randn(given, columns, generator=torch.Generator().manual_seed(given)).half().to(DEVICE)
+    x = inputs(given, columns)
     found = few_bits.few_bits_linear.__wrapped__(x, *read(storage, held, columns).operands)
-    expected = x.double() @ storage.values(held, rows, columns, torch.float32).double().T
     assert found.dtype == torch.float16
-    assert float((found - expected).norm() / expected.norm()) < 2e-3
+    assert error(found, x, storage, held) < 2e-3
 
 
 @pytest.mark.parametrize("how", [Tile(16, 32, 64, 4, 2), Tile(32, 64, 256, 4, 2, programs_per_sm=8)])
 @pytest.mark.parametrize("name", shapes(SCHEMES, [4]))
 def test_tiles_may_have_other_sizes(name: str, how: Tile) -> None:
     storage, held = weight(name, 40, 320)
-    x = torch.randn(33, 320, generator=torch.Generator().manual_seed(0)).half().to(DEVICE)
-    found = few_bits.gemm(x, read(storage, held, 320), how)
-    expected = x.double() @ storage.values(held, 40, 320, torch.float32).double().T
-    assert float((found - expected).norm() / expected.norm()) < 1e-3
+    x = inputs(33, 320)
+    assert error(few_bits.gemm(x, read(storage, held, 320), how), x, storage, held) < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -105,9 +109,8 @@ def test_one_row_may_be_multiplied_in_other_sizes(name: str, dtype: torch.dtype,
     for mean in (0, 5):
         x = (mean + torch.randn(1, columns, generator=generator)).to(DEVICE, dtype)
         found = few_bits.gemv(x, read(storage, held, columns), how)
-        expected = x.double() @ storage.values(held, 12, columns, torch.float32).double().T
         assert found.dtype == dtype
-        assert float((found - expected).norm() / expected.norm()) < (1e-3 if dtype == torch.float16 else 8e-3)
+        assert error(found, x, storage, held) < (1e-3 if dtype == torch.float16 else 8e-3)
 
 
 @pytest.mark.usefixtures("running")
@@ -131,31 +134,28 @@ def test_a_stored_weight_runs_in_the_kernels_where_there_are_no_gradients() -> N
 
 
 @pytest.mark.parametrize(
-    ("bits", "group", "zero", "columns", "said"),
+    ("limit", "sizes", "said"),
     [
-        (5, None, False, 64, "numbers have 5 bits, not 2, 3, 4, 8"),
-        (4, 128, True, 100, "a weight has 100 columns, no multiple of 32"),
-        (4, 96, True, 192, "groups have 96 columns, no power of two from 64 on"),
-        (4, None, True, 64, "zero points of whole rows"),
+        (kernel_limits.few_bits, (16, 64, 5, None, False), "numbers have 5 bits, not 2, 3, 4, 8"),
+        (kernel_limits.few_bits, (16, 100, 4, 128, True), "a weight has 100 columns, no multiple of 32"),
+        (kernel_limits.few_bits, (16, 192, 4, 96, True), "groups have 96 columns, no power of two from 64 on"),
+        (kernel_limits.few_bits, (16, 64, 4, None, True), "zero points of whole rows"),
+        (kernel_limits.latents, (64, 20, 16), "latents have rank 20, no multiple of 8"),
+        (kernel_limits.latents, (100, 16, 16), "heads have 100 numbers, no multiple of 8 up to 256"),
+        (kernel_limits.latents, (64, 0, 64), None),
     ],
 )
-def test_what_the_kernels_cannot_read_has_a_reason(
-    bits: int, group: int | None, zero: bool, columns: int, said: str
-) -> None:
-    assert kernel_limits.few_bits(16, columns, bits, group, zero) == said
+def test_what_the_kernels_cannot_read_has_a_reason(limit: Any, sizes: tuple[Any, ...], said: str | None) -> None:
+    assert limit(*sizes) == said
 
 
-def test_matrices_that_run_in_plain_pytorch_are_counted_by_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrices_that_run_in_plain_pytorch_are_counted_by_reason(request: pytest.FixtureRequest) -> None:
     weights = (StoredLinear(PackedIntegers(4, group, zero=True), nn.Linear(256, 48)) for group in (64, 32))
     model: Any = nn.Sequential(*weights)
     model.device, model.dtype = torch.device("cpu"), torch.float16
     assert without_kernels(model) == {"the model is on the cpu": 2}
-    monkeypatch.setattr(gac.runtime.storage.base, "unsupported_reason", lambda device, dtype: None)
+    request.getfixturevalue("kernels_anywhere")
     assert without_kernels(model) == {"groups have 32 columns, no power of two from 64 on": 1}
-
-
-class OnGpu:
-    is_cuda = True
 
 
 def test_a_gpu_without_a_kernel_is_told_of_once(

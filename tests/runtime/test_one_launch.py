@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,15 +53,14 @@ def cache_plainly(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Te
         cached[:, :, int(length) : int(length) + new.shape[2]] = new
 
 
-def llama() -> Any:
-    return narrow("llama")
-
-
 def narrow(model_type: str) -> Any:
     """A model in 16 bits, its angles in 32."""
     config = small_config(model_type)
     config.dtype = torch.bfloat16
     return small_model(config)
+
+
+llama = partial(narrow, "llama")
 
 
 NOT_ROTATED = ("cohere2", "glm", "gpt2", "olmo2", "opt")
@@ -114,16 +114,15 @@ def test_a_static_cache_is_written_in_one_launch(ran: Ran) -> None:
     assert int(cache.layers[0].cumulative_length) == IDS.shape[1] + 3
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_compiled_code_has_the_plain_steps(ran: Ran) -> None:
     model = llama()
     expected = logits(model)
     fuse_elementwise(model)
     ran.clear()
-    torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
         assert torch.equal(compiled(IDS, use_cache=False).logits, expected)
-    torch._dynamo.reset()
     assert not ran
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 import gac
-import gac.runtime.storage.base
 from gac.forms import form_named
 from gac.runtime.fusion.quantised_inputs import QuantisingNorm, quantise_in_norms
 from gac.runtime.kernels import int8_fp8 as eight_bits_gemm
@@ -27,7 +26,7 @@ from tests.compression.applying import IDS, logits
 from tests.compression.compressed import MakePlan
 from tests.compression.stored import stored
 from tests.models.small import every_layout, small_config, small_model, weights_of
-from tests.runtime.interpreted import DEVICE, Hopper, operators, small_gpu
+from tests.runtime.interpreted import DEVICE, Graphs, Hopper, operators, small_gpu
 
 Chosen = dict[str, tuple[str, int, str]]
 OTHERS = ("cohere2", "gpt2", "olmo2", "opt")
@@ -36,13 +35,9 @@ OTHERS = ("cohere2", "gpt2", "olmo2", "opt")
 
 def round_plainly(x: Tensor, number: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     rows = x.reshape(-1, x.shape[-1]).float()
-    scale = (rows.abs().amax(-1, keepdim=True) / (448 if number == torch.float8_e4m3fn else 127)).clamp_min(1e-30)
-    units = rows / scale
-    return (
-        (units if number == torch.float8_e4m3fn else units.round()).to(number),
-        scale,
-        torch.zeros(COUNTERS, dtype=torch.int32),
-    )
+    scale = (rows.abs().amax(-1, keepdim=True) / (448 if number.is_floating_point else 127)).clamp_min(1e-30)
+    units = rows / scale if number.is_floating_point else (rows / scale).round()
+    return units.to(number), scale, torch.zeros(COUNTERS, dtype=torch.int32)
 
 
 def norm_plainly(x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, whole: bool) -> Any:
@@ -61,20 +56,11 @@ def multiply_plainly(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return y.view(*x.shape[:-1], len(weight))
 
 
-PLAIN = {
-    "normed_rows": norm_plainly,
-    "eight_bits_linear": multiply_plainly,
-    "eight_bits_linear_of": multiply_rounded,
-}
-TRITON = (rounded_rows.normed_rows, eight_bits_gemm.eight_bits_linear, eight_bits_gemm.eight_bits_linear_of)
-
-
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu(kernels_anywhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU is asked what a Hopper GPU is, by models in 16 bits."""
     if DEVICE == "cuda":
         pytest.skip("a GPU has its own kernels")
-    monkeypatch.setattr(gac.runtime.storage.base, "unsupported_reason", lambda device, dtype: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
     monkeypatch.setattr(PackedIntegers, "kernel_unsupported_reason", lambda *_: "few bits are another test's matter")
     small_gpu(monkeypatch)
@@ -83,7 +69,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def running(gpu: None) -> Iterator[None]:
     """What kernels do, in plain PyTorch."""
-    with operators(**PLAIN):
+    plain = {"eight_bits_linear": multiply_plainly, "eight_bits_linear_of": multiply_rounded}
+    with operators(**plain, normed_rows=norm_plainly):
         yield
 
 
@@ -211,17 +198,10 @@ def test_gradients_training_hooks_and_copies(make_plan: MakePlan, given: list[Te
     assert not torch.equal(logits(model), found)
 
 
-@pytest.mark.usefixtures("running")
+@pytest.mark.usefixtures("running", "nothing_compiled")
 def test_compiled_it_is_one_graph(make_plan: MakePlan) -> None:
-    model = llama(make_plan, {"v_proj": "bf16"}, fused=True)
-    torch._dynamo.reset()
-    graphs = []
-
-    def counting(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(model, backend=counting, fullgraph=True)
+    model, graphs = llama(make_plan, {"v_proj": "bf16"}, fused=True), Graphs()
+    compiled = torch.compile(model, backend=graphs, fullgraph=True)
     expected = logits(model)
     with torch.no_grad():
         for _ in range(2):
@@ -230,7 +210,6 @@ def test_compiled_it_is_one_graph(make_plan: MakePlan) -> None:
     called = [str(node.target) for node in graphs[0].graph.nodes]
     assert called.count("gac.normed_rows") == 4
     assert forgotten(model)
-    torch._dynamo.reset()
 
 
 @pytest.mark.usefixtures("gpu")
@@ -238,7 +217,8 @@ def test_a_model_runs_in_the_kernels(make_plan: MakePlan, given: list[Tensor], m
     """Its norms sum in another order than PyTorch's."""
     model, chosen = dense("llama", "w8a8", layers=1)
     model = stored(model.half(), make_plan, chosen)
-    with operators(*TRITON):
+    kernels = eight_bits_gemm.eight_bits_linear, eight_bits_gemm.eight_bits_linear_of, rounded_rows.normed_rows
+    with operators(*kernels):
         found = logits(model)
         assert len(given) == 2
         expected = unchanged(model, monkeypatch)

@@ -68,20 +68,14 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_one_product_gives_all_outputs(products: list[int]) -> None:
-    layer = shared(Layer("w4a16"))
+@pytest.mark.parametrize(("scheme", "rows"), [("w4a16", 16 + 24 + 40), ("w3a16", 64 + 40)])
+def test_one_product_gives_all_outputs(scheme: str, rows: int, products: list[int]) -> None:
+    """Parts begin with a whole word: 32 rows of zero points of 3 bits have three words."""
+    layer = shared(Layer(scheme))
     layer(torch.randn(1, IN))
-    assert products == [16 + 24 + 40]
-
-
-def test_parts_begin_with_a_whole_word(products: list[int]) -> None:
-    """Zero points of 3 bits: 32 rows have three words."""
-    layer = shared(Layer("w3a16"))
-    layer(torch.randn(1, IN))
-    assert products == [64 + 40]
-    assert sum(one.numel() for one in layer.k.counted.values()) == sum(
-        one.numel() for one in Layer("w3a16").k.counted.values()
-    )
+    assert products == [rows]
+    sizes = [sum(one.numel() for one in weight.counted.values()) for weight in (layer.k, Layer(scheme).k)]
+    assert sizes[0] == sizes[1]
 
 
 def test_long_parts_run_apart(products: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

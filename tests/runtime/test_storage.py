@@ -103,12 +103,11 @@ def test_casts_and_copies_keep_the_numbers() -> None:
     assert [*stored_modules(held)] == ["first", "second"]
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_it_compiles_to_one_graph() -> None:
-    torch._dynamo.reset()
     held = store(scheme_named("w4a16:24"), made("LatentLinear", torch.bfloat16))
     x = torch.randn(4, 70, dtype=torch.bfloat16)
     assert torch.equal(torch.compile(held, backend="eager", fullgraph=True)(x), held(x))
-    torch._dynamo.reset()
 
 
 def test_it_says_what_it_is() -> None:

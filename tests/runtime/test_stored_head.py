@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import gac.runtime.storage.base
 from gac.runtime.kernels import low_bit as few_bits
 from gac.runtime.kernels.low_bit import MOST_ROWS
 from gac.runtime.storage import embeddings as ends
@@ -20,7 +19,7 @@ ROWS, COLUMNS = 96, 64
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def products(kernels_anywhere: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of the weight of every product in a kernel; pieces of heads have 32 rows."""
     small_gpu(monkeypatch)
     found: list[int] = []
@@ -29,7 +28,6 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(operands[0]))
         return few_bits.few_bits_linear.__wrapped__(x, *operands)
 
-    monkeypatch.setattr(gac.runtime.storage.base, "unsupported_reason", lambda device, dtype: None)
     monkeypatch.setattr(packed, "few_bits_linear", linear)
     monkeypatch.setattr(ends, "HEAD_ROWS", 32)
     return found
@@ -37,12 +35,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(
     ("given", "pieces", "tied"),
-    [
-        (1, [ROWS], False),
-        (MOST_ROWS, [ROWS], True),
-        (MOST_ROWS + 1, [32, 32, 32], False),
-        (MOST_ROWS + 1, [32] * 3, True),
-    ],
+    [(1, [ROWS], False), (MOST_ROWS, [ROWS], True), *((MOST_ROWS + 1, [32] * 3, tied) for tied in (False, True))],
 )
 def test_few_inputs_are_multiplied_in_one_kernel(
     products: list[int], given: int, pieces: list[int], tied: bool
