@@ -1,25 +1,25 @@
-import copy
 import hashlib
 import importlib.util
 import json
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from gac.core.errors import ModelError
 from gac.models.loading import is_checkpoint, load_model, load_tokenizer, model_digest, quiet_transformers, reading
 from gac.models.packaged import PACKAGED, Packaged
 from gac.models.plain import check_finite, check_frequencies
 from gac.testing import models
+from tests.models.small import small_config, small_model
 from tests.refused import assert_refused
-from tests.small_pipeline import Small
+from tests.small_pipeline import Small, has_state
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 DOWN_PROJ = "model.layers.1.mlp.down_proj"
@@ -36,13 +36,8 @@ def test_a_directory_is_loaded_with_its_tokenizer(directory: Path, tiny_model: L
     loaded = load_model(directory, device="cpu")
     assert loaded.name == str(directory)
     assert not loaded.model.training
-    for name, weight in tiny_model.state_dict().items():
-        assert torch.equal(loaded.model.state_dict()[name], weight)
-    ids, expected = (
-        tokenizer("ab", add_special_tokens=False)["input_ids"]
-        for tokenizer in (loaded.tokenizer, load_tokenizer(str(directory)))
-    )
-    assert ids == expected
+    assert has_state(loaded.model, tiny_model.state_dict())
+    assert loaded.tokenizer("ab") == load_tokenizer(str(directory))("ab")
 
 
 def test_the_dtype_is_the_checkpoints_unless_asked(tmp_path: Path, tiny_model: LlamaForCausalLM) -> None:
@@ -64,6 +59,7 @@ def test_no_tokenizer_is_an_error_only_where_one_is_needed(tmp_path: Path, tiny_
     loaded = load_model(tmp_path)
     with pytest.raises(ModelError, match=r"expected a tokenizer, or the name of one. Pass tokenizer=.$"):
         _ = loaded.tokenizer
+    assert_refused(lambda: load_tokenizer(""), "a model in memory came without a tokenizer; expected a tokenizer")
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "org/name/extra", ""])
@@ -222,31 +218,19 @@ def test_what_transformers_logs_of_a_config_moves_no_terminal(
     assert not any(handler.filters for handler in logger.handlers)
 
 
-def _cast_norms(model: LlamaForCausalLM) -> None:
-    for name, parameter in model.named_parameters():
-        if "norm" in name:
-            parameter.data = parameter.data.bfloat16()
-
-
-def _turn_slower(model: LlamaForCausalLM) -> None:
-    model.model.rotary_emb.inv_freq.mul_(0.5)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda model: model.norm.bfloat16(), "model.embed_tokens.weight in torch.float32 and model.norm.weight in"),
         (
-            _cast_norms,
-            "model.embed_tokens.weight in torch.float32 and model.layers.0.input_layernorm.weight in",
+            lambda model: model.rotary_emb.inv_freq.mul_(0.5),
+            "model.rotary_emb.inv_freq, which is not what the model's config gives",
         ),
-        (_turn_slower, "model.rotary_emb.inv_freq, which is not what the model's config gives"),
     ],
 )
-def test_models_that_cannot_be_saved_are_refused_before_work(
-    small: Small, change: Callable[[LlamaForCausalLM], None], message: str
-) -> None:
+def test_models_that_cannot_be_saved_are_refused_before_work(small: Small, change: Any, message: str) -> None:
     plan = small.allocate(0.7)
-    change(small.model)
+    change(small.model.model)
     for call in (lambda: small.allocate(0.7), lambda: small.compress(plan)):
         assert_refused(call, message)
 
@@ -257,41 +241,36 @@ def test_frequencies_that_were_cast_are_those_of_the_config(tiny_model: LlamaFor
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_frequencies_that_follow_the_length_of_text_may_change(tiny_config: LlamaConfig, kind: str) -> None:
-    config = copy.deepcopy(tiny_config)
-    config.max_position_embeddings = 64
-    factors = [2.0] * (config.head_dim // 2)
-    long = {"short_factor": factors, "long_factor": [4.0] * len(factors), "original_max_position_embeddings": 32}
-    config.rope_parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0} | (
-        long if kind == "longrope" else {}
-    )
-    model = LlamaForCausalLM(config)
+    tiny_config.max_position_embeddings = 64
+    tiny_config.rope_parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+    if kind == "longrope":
+        factors = {"short_factor": [2.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 32}
+        tiny_config.rope_parameters |= factors
+    model = LlamaForCausalLM(tiny_config)
     before = model.model.rotary_emb.inv_freq.clone()
     model(input_ids=torch.zeros(1, 80, dtype=torch.int64))
     assert not torch.equal(model.model.rotary_emb.inv_freq, before)
     check_frequencies(model)
 
 
-def test_a_model_in_memory_came_without_a_tokenizer() -> None:
-    assert_refused(lambda: load_tokenizer(""), "a model in memory came without a tokenizer; expected a tokenizer")
-
-
 @pytest.mark.parametrize("mask", [torch.uint8, torch.bool])
 def test_causal_masks_of_old_checkpoints_are_no_weights(mask: torch.dtype, tmp_path: Path) -> None:
-    config = GPT2Config(vocab_size=258, n_embd=64, n_layer=1, n_head=4, n_positions=32)
-    GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
-    stored["transformer.h.0.attn.bias"] = torch.ones(32, 32).tril().to(mask)[None, None]
-    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    stored = small_model(small_config("gpt2"))
+    stored.save_pretrained(tmp_path)
+    add_tensor(tmp_path, "transformer.h.0.attn.bias", torch.ones(32, 32).tril().to(mask)[None, None])
     model = load_model(tmp_path, device="cpu", dequantise=True).model
-    assert torch.equal(model.get_parameter("transformer.wte.weight"), stored["transformer.wte.weight"])
+    assert torch.equal(model.transformer.wte.weight, stored.transformer.wte.weight)
 
 
 def test_rotary_caches_of_old_checkpoints_are_left_out(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    stored = load_file(directory / "model.safetensors")
-    stored["model.layers.0.self_attn.rotary_emb.cos_cached"] = torch.ones(1, 1, 32, 16)
-    save_file(stored, directory / "model.safetensors", {"format": "pt"})
+    add_tensor(directory, "model.layers.0.self_attn.rotary_emb.cos_cached", torch.ones(1, 1, 32, 16))
     load_model(directory, device="cpu")
     assert "rotary_emb.cos_cached" in caplog.text
+
+
+def add_tensor(folder: Path, name: str, tensor: torch.Tensor) -> None:
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {name: tensor}, file, {"format": "pt"})
 
 
 def test_an_adapter_by_itself_is_named(tmp_path: Path) -> None:

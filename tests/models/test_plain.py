@@ -1,6 +1,7 @@
 """Models in memory that cannot be compressed and saved are refused before anything is measured, and by name."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +10,11 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from transformers import LlamaForCausalLM
 
-import gac
 from gac.models.loading import load_model
 from gac.models.plain import check_plain
 from gac.testing import models
 from tests.refused import assert_refused
+from tests.small_pipeline import Small
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 UP_PROJ = "model.layers.1.mlp.up_proj"
@@ -31,17 +32,18 @@ def test_a_fresh_model_passes_and_its_random_state_stays(tiny_model: LlamaForCau
     assert torch.equal(torch.rand(1), expected)
 
 
+FLOAT8 = torch.zeros(176, 64).to(torch.float8_e4m3fn)
 MERGE = "Merge the adapter into the weights first (merge_and_unload of peft)."
 
 
 @pytest.mark.parametrize("target", ["q_proj", "embed_tokens"])
-def test_an_adapter_has_to_be_merged_first(target: str, tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
+def test_an_adapter_has_to_be_merged_first(target: str, small: Small) -> None:
     peft = pytest.importorskip("peft", exc_type=ImportError)
-    adapted = peft.get_peft_model(tiny_model, peft.LoraConfig(r=4, target_modules=[target]))
+    adapted = peft.get_peft_model(small.model, peft.LoraConfig(r=4, target_modules=[target]))
     assert_refused(lambda: check(adapted.base_model.model), "", "lora_", MERGE)
-    options = {"tokenizer": tiny_tokenizer, "calibration": models.tiny_text(), "progress": False}
-    for call in (gac.allocate, gac.frontier) if target == "q_proj" else ():
-        assert_refused(lambda call=call: call(adapted.base_model.model, **options), "", MERGE)
+    if target == "q_proj":
+        assert_refused(lambda: small.allocate(0.8, adapted.base_model.model), "", MERGE)
+        assert_refused(lambda: small.frontier(adapted.base_model.model), "", MERGE)
     adapted.merge_adapter()
     assert_refused(lambda: check(adapted.base_model.model), "", MERGE)
     check(adapted.merge_and_unload())
@@ -58,17 +60,10 @@ def replace(name: str, module: nn.Module) -> Callable[[Any], None]:
     return lambda model: model.set_submodule(name, module)
 
 
-def store_in(dtype: torch.dtype) -> Callable[[Any], None]:
-    weight = nn.Parameter(torch.zeros(176, 64).to(dtype), requires_grad=False)
-    return lambda model: setattr(model.get_submodule(UP_PROJ), "weight", weight)
-
-
-def nan_frequency(model: Any) -> None:
-    model.model.rotary_emb.inv_freq[2] = torch.nan
-
-
-def greedy_with_temperature(model: Any) -> None:
-    model.generation_config.do_sample, model.generation_config.temperature = False, 0.5
+def up_proj(**changed: torch.Tensor) -> Callable[[Any], None]:
+    """Parameters of ``UP_PROJ``."""
+    parameters = {name: nn.Parameter(values, requires_grad=False) for name, values in changed.items()}
+    return lambda model: [setattr(model.get_submodule(UP_PROJ), *item) for item in parameters.items()]
 
 
 @pytest.mark.parametrize(
@@ -78,19 +73,14 @@ def greedy_with_temperature(model: Any) -> None:
         (replace(UP_PROJ, Doubled(64, 176, bias=False)), f"{UP_PROJ} is a Doubled; expected a plain linear weight"),
         (lambda model: setattr(model.get_submodule(Q_PROJ), "forward", lambda x: x), f"{Q_PROJ} has a forward hook"),
         (replace(UP_PROJ, nn.Linear(64, 100, bias=False)), f"{UP_PROJ}.weight has shape (100, 64); expected (176, 64)"),
-        (store_in(torch.float8_e4m3fn), f"{UP_PROJ} has weights in torch.float8_e4m3fn; expected 16 or 32 bits"),
-        (
-            lambda model: setattr(model.get_submodule(UP_PROJ), "weight_scale", nn.Parameter(torch.ones(1))),
-            "Use the checkpoint that it was made from.",
-        ),
-        (nan_frequency, "model.rotary_emb.inv_freq holds 1 NaN or infinite values of 8"),
-        (greedy_with_temperature, "temperature"),
+        (up_proj(weight=FLOAT8), f"{UP_PROJ} has weights in torch.float8_e4m3fn; expected 16 or 32 bits"),
+        (up_proj(weight_scale=torch.ones(1)), "Use the checkpoint that it was made from."),
+        (lambda model: model.model.rotary_emb.inv_freq[2].fill_(torch.nan), "inv_freq holds 1 NaN or infinite values"),
+        (lambda model: model.generation_config.update(do_sample=False, temperature=0.5), "temperature"),
         (lambda model: setattr(model.config, "note", object()), "an invalid LlamaConfig (Object of type object is"),
     ],
 )
-def test_anything_but_plain_weights_is_refused(
-    change: Callable[[Any], None], message: str, tiny_model: LlamaForCausalLM
-) -> None:
+def test_anything_but_plain_weights_is_refused(change: Callable[[Any], Any], message: str, tiny_model: Any) -> None:
     change(tiny_model)
     assert_refused(lambda: check(tiny_model), "", message)
 
@@ -131,19 +121,10 @@ def test_parts_of_one_tensor_that_do_not_overlap_pass(tiny_model: LlamaForCausal
     check(tiny_model)
 
 
-def test_a_head_that_is_tied_by_hand_is_saved_and_loaded(
-    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, tmp_path: Any
-) -> None:
-    tiny_model.lm_head.weight = tiny_model.model.embed_tokens.weight
-    options = {"tokenizer": tiny_tokenizer, "calibration": models.tiny_text(), "progress": False}
-    plan = gac.allocate(tiny_model, 0.8, latency="any", **options)
-    small = gac.compress(tiny_model, plan, **options)
-    gac.save(small, tmp_path / "saved", tokenizer=tiny_tokenizer)
-    loaded: Any = gac.load(tmp_path / "saved", device="cpu")
+def test_a_head_that_is_tied_by_hand_is_saved_and_loaded(small: Small, tmp_path: Path) -> None:
+    small.model.lm_head.weight = small.model.model.embed_tokens.weight
+    _, loaded = small.there_and_back(small.allocate(0.8, latency="any"), tmp_path)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
-    ids = torch.arange(20)[None]
-    with torch.no_grad():
-        assert torch.equal(loaded(ids).logits, small(ids).logits)
 
 
 def test_a_model_made_in_inference_mode_is_refused() -> None:
@@ -152,13 +133,12 @@ def test_a_model_made_in_inference_mode_is_refused() -> None:
     assert_refused(lambda: load_model(model), "model.embed_tokens.weight was made in torch.inference_mode")
 
 
-def test_a_call_in_inference_mode_gives_the_same_plan(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
-    options = {"tokenizer": tiny_tokenizer, "calibration": models.tiny_text(), "progress": False, "latency": "any"}
-    plan = gac.allocate(tiny_model, 0.8, **options)
+def test_a_call_in_inference_mode_gives_the_same_plan(small: Small) -> None:
+    plan = small.allocate(0.8, latency="any")
     with torch.inference_mode():
-        assert gac.allocate(tiny_model, 0.8, **options) == plan
-        small = gac.compress(tiny_model, plan, tokenizer=tiny_tokenizer, calibration=models.tiny_text(), progress=False)
-    assert not any(parameter.is_inference() for parameter in small.parameters())
+        assert small.allocate(0.8, latency="any") == plan
+        compressed = small.compress(plan)
+    assert not any(parameter.is_inference() for parameter in compressed.parameters())
 
 
 @pytest.mark.parametrize("name", ["lm_head", "model.layers.1.mlp", ""])

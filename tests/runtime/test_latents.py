@@ -172,8 +172,7 @@ def test_a_prompt_is_rebuilt_once_and_attended_to_as_it_is(llama: Any, read: lis
 
 
 def test_beams(llama: Any) -> None:
-    found = [generated(llama, num_beams=3, use_cache=used).sequences for used in (False, True)]
-    assert torch.equal(*found)
+    assert torch.equal(*(generated(llama, num_beams=3, use_cache=used).sequences for used in (False, True)))
 
 
 def test_a_copy_has_its_own(llama: Any) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from tests.models.small import every_layout, small_config, small_model, weights_
 from tests.runtime.interpreted import DEVICE, Graphs, Hopper, operators, small_gpu
 
 Chosen = dict[str, tuple[str, int, str]]
+Check = Callable[[Any, int], None]
 OTHERS = ("cohere2", "gpt2", "olmo2", "opt")
 """Whose weights read no RMSNorm; in all other architectures both of a layer hand over."""
 
@@ -111,28 +112,33 @@ def unchanged(model: Any, monkeypatch: pytest.MonkeyPatch) -> Tensor:
         return logits(model)
 
 
-def readers_of(model: Any) -> list[StoredLinear]:
-    found = (one for one in stored_modules(model).values() if isinstance(one, StoredLinear))
-    return [one for one in found if one.before is not None]
-
-
 def forgotten(model: Any) -> bool:
     """Whether nothing that was handed over is kept."""
-    return all(isinstance(one.before, QuantisingNorm) and one.before._output is None for one in readers_of(model))
+    found = (one.before for one in stored_modules(model).values() if isinstance(one, StoredLinear))
+    return all(isinstance(one, QuantisingNorm) and one._output is None for one in found if one is not None)
+
+
+@pytest.fixture
+def check(given: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Outputs are those of weights that round their own inputs, and so many norms hand over."""
+
+    def same(model: Any, handed: int) -> None:
+        found = logits(model)
+        assert len(given) == handed
+        assert torch.equal(found, unchanged(model, monkeypatch))
+        assert forgotten(model)
+
+    return same
 
 
 @every_layout
 @pytest.mark.usefixtures("running")
 def test_outputs_are_the_same_in_every_architecture(
-    model_type: str, make_plan: MakePlan, given: list[Tensor], monkeypatch: pytest.MonkeyPatch
+    model_type: str, make_plan: MakePlan, given: list[Tensor], check: Check
 ) -> None:
     model, chosen = dense(model_type)
-    model = stored(model, make_plan, chosen)
-    found = logits(model)
-    assert len(given) == (0 if model_type in OTHERS else 4)
+    check(stored(model, make_plan, chosen), 0 if model_type in OTHERS else 4)
     assert all(one.isnan().all() for one in given)  # nobody reads 16 bits
-    assert torch.equal(found, unchanged(model, monkeypatch))
-    assert forgotten(model)
 
 
 @pytest.mark.usefixtures("running")
@@ -147,28 +153,19 @@ def test_outputs_are_the_same_in_every_architecture(
     ],
 )
 def test_other_readers_find_16_bits(
-    schemes: dict[str, str], handed: int, fused: bool, make_plan: MakePlan, given: list[Tensor], monkeypatch: Any
+    schemes: dict[str, str], handed: int, fused: bool, make_plan: MakePlan, check: Check
 ) -> None:
-    model = llama(make_plan, schemes, fused)
-    found = logits(model)
-    assert len(given) == handed
-    assert torch.equal(found, unchanged(model, monkeypatch))
-    assert forgotten(model)
+    check(llama(make_plan, schemes, fused), handed)
 
 
 @pytest.mark.usefixtures("running")
-@pytest.mark.parametrize("form", [("low_rank", 32), ("skip", 0)])
-def test_other_forms_read_what_was_rounded(
-    form: tuple[str, int], make_plan: MakePlan, given: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("form", "handed"), [(("low_rank", 32, "fp8"), 4), (("skip", 0, "bf16"), 2)])
+def test_other_forms_read_what_was_rounded(form: Any, handed: int, make_plan: MakePlan, check: Check) -> None:
     model, chosen = dense("llama")
     for weight in weights_of(model.config):
         if ".1." in weight.name and form_named(form[0]).applies_to(weight):
-            chosen[weight.name] = (*form, "fp8" if form[1] else "bf16")
-    model = stored(model, make_plan, chosen)
-    found = logits(model)
-    assert len(given) == (2 if form[0] == "skip" else 4)
-    assert torch.equal(found, unchanged(model, monkeypatch))
+            chosen[weight.name] = form
+    check(stored(model, make_plan, chosen), handed)
 
 
 @pytest.mark.usefixtures("running")

@@ -1,8 +1,8 @@
 """8 bits on both sides: what is stored, which dims there are, what rounded inputs cost, and models that round them."""
 
 import copy
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +39,7 @@ from gac.schemes.eight_bits.float8 import FLOAT8, Float8Levels
 from gac.schemes.feedback.order import Inputs
 from gac.schemes.matrices import quantise_matrix
 from gac.testing import check_bits
+from tests.changed import edited
 from tests.compression.applying import logits
 from tests.models.small import small_config
 from tests.schemes.pairs import Plain, errors_of, normal, pair_statistics
@@ -166,10 +167,10 @@ def test_the_price_is_the_mean_squared_error_in_the_metric(name: str, tiny_model
 @BOTH
 @pytest.mark.parametrize("rank", [16, 96])
 def test_the_price_of_a_pair_counts_its_latents(name: str, rank: int) -> None:
-    statistics, weight, x = pair_statistics(96, 128)
+    (statistics, weight, x), form = pair_statistics(96, 128), form_named("low_rank")
     inputs = Inputs(statistics.metric(weight).inputs)
-    price = tensors_of(form_named("low_rank")).rounding(statistics, weight, reading_alone(name), inputs)
-    second, first = (statistics.artifacts.of(form_named("low_rank"), one, weight) for one in ("second", "first"))
+    price = tensors_of(form).rounding(statistics, weight, reading_alone(name), inputs)
+    second, first = (statistics.artifacts.of(form, one, weight) for one in ("second", "first"))
     second, first = with_rotated_latents(second[:, :rank], first[:rank])
     changes = [errors_of(name, x) @ first.T @ second.T, errors_of(name, (x.double() @ first.T).float()) @ second.T]
     gradients = statistics.metric(weight).gradients
@@ -230,9 +231,7 @@ def test_modules_round_what_they_multiply(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "refit"), [("fp8", "residual"), ("w8a8", "none")])
-def test_a_compressed_model_rounds_its_inputs(
-    name: str, refit: str, small: Small, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compressed_model_rounds_its_inputs(name: str, refit: str, small: Small, monkeypatch: Any) -> None:
     plan = small.allocate(0.9, schemes=(name,), refit=refit, fuse=True, align=8)
     assert {choice.scheme for choice in plan.weights} == {name}
     for choice in plan.weights:
@@ -250,9 +249,8 @@ def test_a_compressed_model_rounds_its_inputs(
 def test_a_plan_with_a_rank_that_its_scheme_cannot_have_is_refused(small: Small, tmp_path: Path) -> None:
     plan = small.allocate(0.6, schemes=("bf16",), forms=("low_rank",), align=8)
     plan.save(tmp_path / "plan.json")
-    text = json.loads((tmp_path / "plan.json").read_text())
-    weights = (weight for site in text["sites"] for weight in site["weights"])
-    next(weight for weight in weights if weight["form"] == "low_rank" and weight["dim"] % 16)["scheme"] = "fp8"
-    (tmp_path / "plan.json").write_text(json.dumps(text))
+    with edited(tmp_path / "plan.json") as text:
+        weights = (weight for site in text["sites"] for weight in site["weights"])
+        next(weight for weight in weights if weight["form"] == "low_rank" and weight["dim"] % 16)["scheme"] = "fp8"
     with pytest.raises(PlanError, match=r"low_rank [0-9]+ in fp8; expected rows and columns that are multiples of 16"):
         Plan.load(tmp_path / "plan.json")
