@@ -59,7 +59,6 @@ SLOW = (
     "_browser.py",
     "test_latent_positions.py",
     "test_python.py",
-    "test_demo.py",
     "tests/stress/",
     "tests/fuzz/",
     "tests/serving/",

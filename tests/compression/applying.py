@@ -54,6 +54,19 @@ def generates_the_same(model: Any) -> bool:
     return all(torch.equal(alone, tokens) for tokens in cached)
 
 
+def losses_of_three_steps(model: Any) -> list[float]:
+    """Of training what needs gradients on ``IDS``."""
+    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+    losses = []
+    for _ in range(3):
+        loss = model(input_ids=IDS, labels=IDS).loss
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return losses
+
+
 def divergence(dense: Tensor, other: Tensor) -> float:
     """Of logits: Kullback and Leibler's, the mean over all tokens."""
     one, two = dense.log_softmax(-1), other.log_softmax(-1)

@@ -75,9 +75,6 @@ def test_what_was_never_seen_costs_nothing() -> None:
     assert rounding_cost(variances, gains, 8).isfinite().all()
 
 
-# --- plans -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("kv_cache", "align"), [(0.6, False), (0.25, 8)])
 def test_a_tight_cache_takes_few_bits_and_is_never_over(small: Small, kv_cache: float, align: bool | int) -> None:
     plan = small.allocate(1.0, forms=FORMS, kv_cache=kv_cache, align=align, refit="none")

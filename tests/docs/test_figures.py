@@ -1,5 +1,8 @@
 """Commands that read what is in the repository run as they are; the figures of the pages are made by them."""
 
+import shlex
+import subprocess
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -53,3 +56,18 @@ def test_every_figure_is_shown_and_has_its_command() -> None:
     made = {Path(written(words)).name for words in RUN if written(words).startswith("docs/")}
     shown = {Path(target).name for text in PAGES.values() for target in links(text) if target.endswith(".png")}
     assert made == shown == {path.name for path in (ROOT / "docs").glob("*.png")}
+
+
+def _commands() -> Iterator[list[str]]:
+    recipe = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return (words[1:] for line in recipe.splitlines() if (words := shlex.split(line)) and words[0].endswith("/gac"))
+
+
+@pytest.mark.slow
+def test_each_command_of_the_demo_reads_what_one_before_it_wrote() -> None:
+    written: set[str] = set()
+    for words in _commands():
+        outputs = {after for before, after in pairwise(words) if before in (*WRITES, ">")}
+        assert {word for word in words if word.startswith("demo/")} - outputs <= written, words
+        written |= outputs
+    assert {"demo/plan.json", "demo/plan.html", "demo/frontier.json", "demo/checkpoint", "demo/report.json"} <= written

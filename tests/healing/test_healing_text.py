@@ -36,9 +36,8 @@ def rows(text: HealingText) -> set[tuple[int, ...]]:
 
 @pytest.fixture
 def other(tmp_path: Path) -> str:
-    path = tmp_path / "other.txt"
-    path.write_text("gradients meet in the middle " * 100, encoding="utf-8")
-    return str(path)
+    (tmp_path / "other.txt").write_text("gradients meet in the middle " * 100, encoding="utf-8")
+    return str(tmp_path / "other.txt")
 
 
 def test_sampled_text_continues_training_windows_of_other_texts(learned: Trained, other: str) -> None:

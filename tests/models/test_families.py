@@ -250,9 +250,6 @@ def test_the_linear_weights_of_well_known_models_add_up() -> None:
     assert {name: sum(site.params for site in family_of(SHAPES[name]).sites(SHAPES[name])) for name in SHAPES} == KNOWN
 
 
-# --- transposed weights -----------------------------------------------------------------------------------------------
-
-
 def test_a_transposed_weight_computes_the_same() -> None:
     torch.manual_seed(0)
     stored = Conv1D(24, 40)

@@ -11,18 +11,8 @@ from gac.schemes import scheme_named
 
 _LINEAR = {"m": 70, "k": 96, "n": 144}
 _PAIR = {"m": 70, "k": 96, "r": 23, "n": 130}
-_STEP = {
-    "layers": 2,
-    "hidden": 96,
-    "neurons": 144,
-    "h": 6,
-    "kv": 3,
-    "d": 16,
-    "vocabulary": 256,
-    "b": 2,
-    "s": 1,
-    "t": 40,
-}
+_MODEL = {"layers": 2, "hidden": 96, "neurons": 144, "h": 6, "kv": 3, "d": 16, "vocabulary": 256}
+_STEP = _MODEL | {"b": 2, "s": 1, "t": 40}
 _ATTENTION = {"b": 2, "h": 6, "kv": 3, "s": 70, "t": 70, "d": 24}
 _LATENTS = {"b": 2, "h": 4, "kv": 2, "t": 40, "d": 24, "g": 1, "k": 16, "v": 24}
 _HEADS = {"m": 70, "k": 33, "heads": 4, "low": 67, "high": 90}

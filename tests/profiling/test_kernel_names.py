@@ -10,8 +10,9 @@ NVJET = GEMM | {"family": "nvjet", "tier": 8, "persistent": True}
 CUTLASS = GEMM | {"family": "cutlass"}
 CUBLAS = GEMM | {"family": "cublas", "architecture": 80}
 XMMA = GEMM | {"family": "xmma", "architecture": 80, "stages": 3}
-CUDNN = {"family": "cudnn attention", "role": "attention", "tier": 8, "template_d": 128, "tile": (64, 128)}
-EFFICIENT = {"family": "mem-efficient", "role": "attention", "architecture": 80, "tile": (64, 128)}
+ATTENTION = {"role": "attention"}
+CUDNN = ATTENTION | {"family": "cudnn attention", "tier": 8, "template_d": 128, "tile": (64, 128)}
+EFFICIENT = ATTENTION | {"family": "mem-efficient", "architecture": 80, "tile": (64, 128)}
 
 KNOWN = {
     "nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_splitK_TNN": NVJET
@@ -34,14 +35,8 @@ KNOWN = {
     | {"tier": 8, "tile": (96, 64), "k_tile": 32},
     "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_execute": XMMA
     | {"tier": 4, "tile": (64, 64), "k_tile": 8},
-    "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false>, true>": {
-        "family": "flash",
-        "role": "attention",
-        "architecture": 80,
-        "tier": 8,
-        "template_d": 128,
-        "tile": (128, 64),
-    },
+    "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false>, true>": ATTENTION
+    | {"family": "flash", "architecture": 80, "tier": 8, "template_d": 128, "tile": (128, 64)},
     "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0": CUDNN
     | {"architecture": 90, "persistent": True},
     "fmha_cutlassF_bf16_notaligned_64x128_rf_sm80": EFFICIENT | {"tier": 1},

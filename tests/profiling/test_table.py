@@ -15,6 +15,7 @@ from gac.profiling.records import Launch
 from gac.profiling.sweeps.coverage import model_points
 from gac.profiling.table import Profile, interpolate
 from tests.profiling.synthetic import make_sweep
+from tests.refused import assert_refused
 
 SHAPE = {"m": 1, "k": 64, "n": 64}
 FIXED = {"m": 1024, "k": 4096, "n": 4096}
@@ -30,11 +31,8 @@ def test_a_profile_is_read_with_its_header_rows_kernels_and_digest(profile_file,
     path = profile_file.write()
     profile = Profile.load(path)
     assert profile.header == header
-    assert profile.measurements[0].launches == (
-        Launch("cutlass_b", (4, 1, 1), (128, 1, 1), 0),
-        Launch("nvjet_a", (132, 1, 1), (384, 1, 1), 200_000),
-        Launch("cutlass_b", (2, 3, 4), (128, 1, 1), 0),
-    )
+    first, last = (Launch("cutlass_b", grid, (128, 1, 1), 0) for grid in ((4, 1, 1), (2, 3, 4)))
+    assert profile.measurements[0].launches == (first, Launch("nvjet_a", (132, 1, 1), (384, 1, 1), 200_000), last)
     assert profile.digest == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -50,9 +48,6 @@ def test_rows_of_are_sorted_along_the_axis_and_hold_the_others_fixed(profile_fil
     sweep = Profile.load(profile_file.write()).rows_of("low_rank", FIXED, "r")
     assert (sweep.dims.tolist(), sweep.ns.tolist()) == ([8, 64, 128], [1.0, 2.0, 3.0])
     assert sweep.label == "low_rank bf16 m=1024 k=4096 n=4096, r"
-
-
-# --- interpolation ---
 
 
 ALIGNED = {1000: 30.0, 1008: 40.0, 1016: 32.0, 1023: 170.0, 1024: 31.0, 1025: 180.0, 1032: 33.0}
@@ -89,9 +84,6 @@ def test_an_interpolated_value_lies_between_measured_ones_of_its_class(points, r
             below, above = max(d for d in same if d < dim), min(d for d in same if d > dim)
             low, high = sorted((points[below], points[above]))
             assert low - 1 <= ns <= high + 1
-
-
-# --- malformed files ---
 
 
 NONE = "is none of the 1 rows above it with a number"
@@ -145,9 +137,7 @@ def test_a_wrong_line_is_refused(profile_file, spoil, tail, message) -> None:
 
 
 def check_refused(path: Path, message: str) -> None:
-    with pytest.raises(ProfileError) as caught:
-        Profile.load(path)
-    assert str(caught.value).startswith(f"{path}:{message}")
+    assert_refused(lambda: Profile.load(path), f"{path}:{message}", error=ProfileError)
 
 
 @pytest.mark.parametrize("content", [b"", b'{"record":"hea', b"\xff\xfe\n", b"[" * 10**5 + b"\n"])
@@ -166,9 +156,6 @@ def test_a_name_that_is_too_long_for_a_path_is_unknown() -> None:
 def test_a_last_line_cut_short_by_a_kill_is_ignored(profile_file) -> None:
     path = profile_file.row("linear", SHAPE, 1.0).write(tail='{"record":"row","oper')
     assert len(Profile.load(path).measurements) == 1
-
-
-# --- passes, names ---
 
 
 def test_a_number_is_the_median_of_its_passes_and_their_spread_is_its_noise(profile_file) -> None:
@@ -213,12 +200,8 @@ def test_shipped_profiles_are_found_inside_an_installed_package(tmp_path: Path, 
     assert [path.name for path in folders.shipped_profiles()] == ["a.jsonl", "a-b.jsonl"]
 
 
-@pytest.fixture(scope="module")
-def h100() -> Profile:
-    return Profile.load("nvidia-h100-80gb-hbm3")
-
-
-def test_the_shipped_profile_holds_every_shape_of_the_known_models(h100) -> None:
+def test_the_shipped_profile_holds_every_shape_of_the_known_models() -> None:
+    h100 = Profile.load("nvidia-h100-80gb-hbm3")
     measured = {row.point for row in h100.measurements}
     assert all(set(model_points(model)) <= measured for model in SHAPES)
     assert all(row.launches for row in h100.measurements if not row.error)

@@ -1,4 +1,4 @@
-"""Products with weights of few bits in Triton: what the kernels compute, and where they run."""
+"""Products with weights of few bits in Triton: what kernels compute, where they run, and heads."""
 
 import logging
 from collections.abc import Iterator
@@ -12,11 +12,15 @@ from torch import Tensor, nn
 from gac.runtime import limits as kernel_limits
 from gac.runtime.kernels import gpu
 from gac.runtime.kernels import low_bit as few_bits
-from gac.runtime.kernels.low_bit import Packed, Vector
+from gac.runtime.kernels.low_bit import MOST_ROWS, Packed, Vector
 from gac.runtime.kernels.split_k import Tile
+from gac.runtime.storage import embeddings as ends
+from gac.runtime.storage import packed
+from gac.runtime.storage.embeddings import StoredEmbedding, StoredHead, TiedHead
 from gac.runtime.storage.modules import STORAGES, StoredLinear, without_kernels
 from gac.runtime.storage.packed import PackedIntegers
 from gac.schemes import scheme_named
+from gac.schemes.base import storage_of
 from tests.runtime.interpreted import COMPILER, DEVICE, OnGpu, operators, shapes, small_gpu
 
 SCHEMES = ["w8a16", "w4a16", "w4a16:64", "w3a16", "w3a16:64", "w2a16:256"]
@@ -167,3 +171,49 @@ def test_a_gpu_without_a_kernel_is_told_of_once(
             gpu.warn_slow_path_once(OnGpu(), "groups have 32 columns")  # type: ignore[arg-type]
         gpu.warn_slow_path_once(torch.zeros(1), "the model is on the cpu")
     assert caplog.messages == ["weights are unpacked in plain PyTorch, which is slow: groups have 32 columns"]
+
+
+ROWS, COLUMNS = 96, 64
+
+
+@pytest.fixture
+def products(kernels_anywhere: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of the weight of every product in a kernel; pieces of heads have 32 rows."""
+    small_gpu(monkeypatch)
+    found: list[int] = []
+
+    def linear(x: torch.Tensor, *operands: Any) -> torch.Tensor:
+        found.append(len(operands[0]))
+        return few_bits.few_bits_linear.__wrapped__(x, *operands)
+
+    monkeypatch.setattr(packed, "few_bits_linear", linear)
+    monkeypatch.setattr(ends, "HEAD_ROWS", 32)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "pieces", "tied"),
+    [(1, [ROWS], False), (MOST_ROWS, [ROWS], True), *((MOST_ROWS + 1, [32] * 3, tied) for tied in (False, True))],
+)
+def test_few_inputs_are_multiplied_in_one_kernel(
+    products: list[int], given: int, pieces: list[int], tied: bool
+) -> None:
+    scheme = scheme_named("w8a16")
+    generator = torch.Generator().manual_seed(0)
+    numbers = scheme.stored(torch.randn(ROWS, COLUMNS, generator=generator).half())
+    storage = storage_of(scheme)
+    assert storage is not None
+    plain = nn.Linear(COLUMNS, ROWS, dtype=torch.float16)
+    head: Any = StoredHead(storage, plain)
+    holder = head
+    if tied:
+        holder = StoredEmbedding(storage, nn.Embedding(ROWS, COLUMNS, dtype=torch.float16))
+        head = TiedHead(holder, plain)
+    holder.fill(numbers)
+    holder, head = holder.to(DEVICE), head.to(DEVICE)
+    x = torch.randn(1, given, COLUMNS, generator=generator).half().to(DEVICE)
+    with operators(few_bits.few_bits_linear, few_bits.few_bits_written), torch.no_grad():
+        found = head(x)
+        expected = x.float() @ holder.values(torch.float16).float().T + plain.bias.float().to(DEVICE)
+    assert products == pieces
+    assert torch.linalg.norm(found.float() - expected) < 2e-3 * torch.linalg.norm(expected)

@@ -123,9 +123,6 @@ def largest_error(found: Tensor, due: Tensor, mask: Tensor | None = SHOWN) -> fl
     return float((found - due).abs()[shown[:, : due.shape[1]].bool()].max() / due.abs().max())
 
 
-# --- padding --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize(
     ("ids", "mask", "positions"),
@@ -149,9 +146,6 @@ def test_padding_of_a_prompt(llama: Any, kind: str, ids: list[int], mask: list[i
     ).logits[0, -1]
     due = llama(torch.tensor([TEXT]), use_cache=False).logits[0, -1]
     assert (found - due).abs().max() < 1e-5 * due.abs().max()
-
-
-# --- positions of any kind ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", CACHES)
@@ -199,9 +193,6 @@ def test_frequencies_are_those_of_each_call(model_type: str, rope: str, make_pla
     cache = "static" if rope == "longrope" else "dynamic"
     due, found = (in_parts(one, CACHES[cache](model.config), sizes, positions, None) for one in (dense, model))
     assert largest_error(found, due, None) < 1e-5
-
-
-# --- operations on a cache ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
@@ -271,18 +262,12 @@ def test_a_compiled_step(llama: Any) -> None:
     assert largest_error(torch.cat(found, 1), at_once(llama)) < 1e-5
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
-
-
 def test_tokens_without_positions_are_refused(llama: Any) -> None:
     cache = DynamicCache(config=llama.config)
     in_parts(llama, cache, (5,))
     stripped = DynamicCache([(layer.keys, layer.values) for layer in cache.layers])
     with pytest.raises(ValueError, match="layer 0 of the cache holds tokens without positions; expected an"):
         in_parts(llama, stripped, (1,), mask=None)
-
-
-# --- runs -----------------------------------------------------------------------------------------------------------
 
 
 def test_runs_of_positions() -> None:

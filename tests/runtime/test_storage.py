@@ -1,4 +1,4 @@
-"""Numbers packed into words, and modules that hold them: the same outputs, bit for bit, as of rounded weights."""
+"""Modules as they are made, and with numbers packed into words: outputs are those of the rounded weights."""
 
 import copy
 from typing import Any
@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gac.compression.apply import empty_module
 from gac.compression.rounding import store
 from gac.core.errors import PlanError
 from gac.forms.decomposition import with_rotated_latents
+from gac.models.sites import Weight
+from gac.plan.plan import WeightChoice
 from gac.runtime.modules import BlockLinear, LatentLinear, LowRankLinear, ValueLinear, empty_linear
 from gac.runtime.plain.modeling_gac import Heads, unpack
 from gac.runtime.storage.modules import StoredLinear, plain_state, stored_modules
@@ -46,9 +49,6 @@ def test_what_is_packed_is_unpacked(bits: int, columns: int) -> None:
     words = pack(numbers, bits)
     assert (words.dtype, words.shape) == (torch.int32, (5, words_of(columns, bits)))
     assert unpack(words, bits, columns).tolist() == numbers.tolist()
-
-
-# --- modules --------------------------------------------------------------------------------------------------------
 
 
 def made(kind: str, dtype: torch.dtype) -> nn.Module:
@@ -121,3 +121,24 @@ def test_it_says_what_it_is() -> None:
 def test_a_matrix_that_no_storage_holds_is_refused() -> None:
     with pytest.raises(PlanError, match=r"weight of a Embedding in w4a16; expected matrices in nn.Linear"):
         store(scheme_named("w4a16"), nn.Sequential(nn.Embedding(4, 4)))
+
+
+CHOICES = [
+    WeightChoice(Weight("q", 24, 40), "dense", 24),
+    WeightChoice(Weight("q", 24, 40), "low_rank", 8),
+    WeightChoice(Weight("up", 24, 40, "out"), "narrow", 16),
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_on_meta_nothing_is_allocated_and_nowhere_are_random_numbers_drawn(choice: WeightChoice) -> None:
+    before = torch.get_rng_state()
+    built = [empty_module(choice, True, device, torch.float32) for device in ("cpu", "meta")]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {parameter.device.type for parameter in built[1].parameters()} == {"meta"}
+    assert {type(one) for one in built[0].modules() if not [*one.children()]} == {torch.nn.Linear}
+
+
+def test_a_linear_is_made_on_the_default_device() -> None:
+    with torch.device("meta"):
+        assert empty_linear(2, 3, bias=True).weight.is_meta

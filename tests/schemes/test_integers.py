@@ -352,9 +352,6 @@ def test_scales_are_within_what_16_bits_hold() -> None:
         assert torch.equal(scales.to(dtype).double(), scales)
 
 
-# --- weights beyond a scheme's range --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["w4a16", "w2a16:32", "w8a8"])
 def test_a_matrix_of_the_largest_numbers_is_quantised_and_one_beyond_is_refused(name: str) -> None:
     scheme = scheme_named(name)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -68,9 +69,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(runner, "run", harmed)
     monkeypatch.setattr(measure, "Pools", lambda _device, limit: Pools("cpu", limit))
     monkeypatch.setattr(measure, "Stopwatch", Watch)
-    monkeypatch.setattr(
-        measure, "_cuda", SimpleNamespace(empty_cache=lambda: None, mem_get_info=lambda: (fake.free, fake.free))
-    )
+    memory = {"empty_cache": lambda: None, "mem_get_info": lambda: (fake.free, fake.free)}
+    monkeypatch.setattr(measure, "_cuda", SimpleNamespace(**memory))
     monkeypatch.setattr("torch.cuda.synchronize", fake.synchronize)
     monkeypatch.setattr(measure.GpuMeasurer, "launches", lambda _self, points: [(KERNEL,)] * len(points))
     return fake
@@ -89,11 +89,8 @@ def check_only_bad_failed(rows: dict[int, Measurement], reason: str) -> None:
     assert rows[BAD].error.startswith(reason)
 
 
-def raising(failure: Exception) -> Callable[[object], None]:
-    def fail(_outputs: object) -> None:
-        raise failure
-
-    return fail
+def raising(failure: Exception) -> Any:
+    return Mock(side_effect=failure)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +125,7 @@ def test_a_shape_that_fails_in_a_later_pass_keeps_its_timings_and_is_tried_again
 
 
 def test_a_gpu_without_room_to_begin_with_is_named(gpu, header, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(measure, "Stopwatch", lambda *_: raising(torch.OutOfMemoryError("CUDA out of memory."))(None))
+    monkeypatch.setattr(measure, "Stopwatch", raising(torch.OutOfMemoryError("CUDA out of memory.")))
     with pytest.raises(ProfileError, match="the GPU cannot be prepared: CUDA out of memory"):
         swept(tmp_path / "gpu.jsonl", header, gpu)
     assert not (tmp_path / "gpu.jsonl").exists()

@@ -1,6 +1,17 @@
+"""Samples until a median is known, pools of operands, launches of a trace, and what else a GPU does."""
+
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
+from gac.profiling import folders
+from gac.profiling.operators.base import Operand, name_of
+from gac.profiling.records import Launch
+from gac.profiling.timing import device
+from gac.profiling.timing.measure import launches_by_mark, short_name
+from gac.profiling.timing.operands import DTYPES, Pools, random_numbers
 from gac.profiling.timing.sampling import Batch, Clocks, Timing, plan_launches, sample_until
 
 L2 = 50_000_000
@@ -41,10 +52,11 @@ def test_the_median_ignores_an_outlier() -> None:
 
 def test_two_latencies_by_chance_give_their_mean() -> None:
     chance = np.random.default_rng(1)
-    timings = [
-        sample_until(lambda count: Batch(list(chance.choice([1000.0, 1060.0], count)), 1970), CLOCKS, rest=pytest.fail)
-        for _ in range(200)
-    ]
+
+    def sampler(count: int) -> Batch:
+        return Batch(list(chance.choice([1000.0, 1060.0], count)), 1970)
+
+    timings = [sample_until(sampler, CLOCKS, rest=pytest.fail) for _ in range(200)]
     medians = np.array([timing.median_ns for timing in timings])
     assert abs(medians.mean() - 1030) < 3
     assert np.quantile(np.abs(medians - 1030), 0.9) < 15
@@ -89,3 +101,120 @@ def test_a_batch_that_was_queued_too_late_is_taken_again_at_once() -> None:
 )
 def test_a_replay_is_long_enough_and_cold(launch_ns, bytes_each, expected) -> None:
     assert plan_launches(launch_ns, bytes_each, L2, "cold") == expected
+
+
+def test_a_pool_cuts_aligned_views_that_do_not_overlap_until_it_starts_again() -> None:
+    pools = Pools("cpu", limit_bytes=2048)
+    views = [pools.cut(Operand((10, 10), "bf16")) for _ in range(8)]
+    assert [view.storage_offset() for view in views] == [0, 128, 256, 384, 512, 640, 768, 896]
+    assert pools.cut(Operand((3, 50), "bf16")).storage_offset() == 0
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_floating_point_is_normal_and_the_same_for_the_same_seed(dtype) -> None:
+    first, again, other = (random_numbers(10_000, DTYPES[dtype], "cpu", seed).float() for seed in (0, 0, 1))
+    assert float(first.std()) == pytest.approx(0.5, rel=0.05)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_integers_are_random_bits() -> None:
+    drawn = random_numbers(10_000, torch.int32, "cpu")
+    bits = torch.stack([(drawn >> bit) & 1 for bit in range(32)]).double()
+    assert float((bits.mean(dim=1) - 0.5).abs().max()) < 0.03
+
+
+def test_pools_hand_out_operands_of_every_dtype_one_after_the_other() -> None:
+    pools = Pools("cpu", limit_bytes=4096)
+    for name, dtype in DTYPES.items():
+        first, second = pools.cut(Operand((3, 5), name)), pools.cut(Operand((2,), name))
+        assert (first.shape, first.dtype) == ((3, 5), dtype)
+        assert second.data_ptr() - first.data_ptr() == 256
+
+
+def test_an_operand_that_does_not_fit_says_so() -> None:
+    pools = Pools("cpu", limit_bytes=2**20)
+    assert pools.cut(Operand((2**19,), "bf16")).numel() == 2**19
+    for cut in (pools.cut, pools.cut_output):
+        with pytest.raises(RuntimeError, match=r"an operand of 3\.00 GiB does not fit"):
+            cut(Operand((2**29, 3), "bf16"))
+
+
+def test_a_dtype_that_operands_have_no_name_for_says_so() -> None:
+    assert name_of(torch.float8_e4m3fn) == "fp8"
+    with pytest.raises(RuntimeError, match=r"holds torch.complex64, of which no operands are made; they are bf16, "):
+        name_of(torch.complex64)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("nvjet_sm90_tst_128x256_64x4", "nvjet_sm90_tst_128x256_64x4"),
+        ("void cutlass::Kernel2<cutlass_75_align1>(cutlass_75::Params)", "cutlass::Kernel2<cutlass_75_align1>"),
+        (
+            "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, 7, false>(cublasGemvParams<int>)",
+            "internal::gemvx::kernel<int, 7, false>",
+        ),
+        ("void (anonymous namespace)::fill<4>(int)", "(anonymous namespace)::fill<4>"),
+        ("gemv2T_kernel_val<int, (bool)1>", "gemv2T_kernel_val<int, (bool)1>"),
+    ],
+)
+def test_a_kernels_name_is_kept_without_its_arguments(name, short) -> None:
+    assert short_name(name) == short
+
+
+def host(name: str, start: float, end: float) -> dict[str, object]:
+    return {"ph": "X", "cat": "user_annotation", "name": name, "ts": start, "dur": end - start}
+
+
+def launch(start: float, correlation: int, kind: str = "cuda_runtime") -> dict[str, object]:
+    return {"cat": kind, "name": "launch", "ts": start, "dur": 1, "args": {"correlation": correlation}}
+
+
+def kernel(name: str, start: float, correlation: int) -> dict[str, object]:
+    details = {"correlation": correlation, "grid": [4, 2, 1], "block": [128, 1, 1], "shared memory": 1024}
+    return {"cat": "kernel", "name": name, "ts": start, "dur": 5, "args": details}
+
+
+def test_kernels_belong_to_the_mark_during_which_the_host_launched_them() -> None:
+    trace = [
+        {"ph": "M", "name": "process_name", "ts": 0},
+        host("gac:0", 0, 100),
+        launch(10, 1),
+        launch(20, 2, "cuda_driver"),
+        kernel("reduce(int)", 60, 2),
+        kernel("gemm(int)", 30, 1),
+        launch(120, 3),
+        kernel("pack(int)", 125, 3),
+        host("gac:1", 150, 200),
+        launch(160, 4),
+        kernel("gemm(int)", 250, 4),
+        kernel("stray(int)", 255, 99),
+    ]
+    extents = ((4, 2, 1), (128, 1, 1), 1024)
+    assert launches_by_mark(trace) == {
+        0: (Launch("gemm", *extents), Launch("reduce", *extents)),
+        1: (Launch("gemm", *extents),),
+    }
+
+
+def test_others_on_the_gpu_are_said(monkeypatch) -> None:
+    monkeypatch.setattr(device.os, "getpid", lambda: 10)
+    assert device._other_users([], [0, 0, 0]) == ""
+    assert device._other_users([10], [0, 3, 0]) == ""
+    assert device._other_users([77], [0, 0, 0]) == ""  # this process, as the driver counts outside a container
+    assert device._other_users([10, 77], [0, 0, 0]) == "1 other process on it"
+    busy = "2 other processes on it, busy 40 % of the time while this process was idle"
+    assert device._other_users([10, 77, 78], [90, 40, 100]) == busy
+
+
+def test_a_gpus_profile_is_the_saved_one_then_the_shipped_one(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GAC_HOME", str(tmp_path))
+    shipped = folders.local_profile("NVIDIA H100 80GB HBM3")
+    assert shipped is not None
+    assert shipped.name == "nvidia-h100-80gb-hbm3.jsonl"
+    saved = folders.default_path("NVIDIA H100 80GB HBM3")
+    saved.parent.mkdir()
+    saved.touch()
+    assert folders.local_profile("NVIDIA H100 80GB HBM3") == saved == tmp_path / "profiles" / shipped.name
+    assert folders.local_profile("NVIDIA GeForce RTX 4090 (Laptop)") is None

@@ -1,35 +1,41 @@
-"""Attentions and MLPs that are left out, in every family: what they lose, what still runs, what is refused."""
+"""Attentions and MLPs that are left out, and attentions with fewer heads, in every family."""
 
 import copy
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import gac
 from gac.checkpoint.planned import attach_plan
-from gac.compression.apply import skipped_blocks
+from gac.compression.apply import build_modules, skipped_blocks
 from gac.core.errors import CheckpointError, PlanError
 from gac.forms import form_named
+from gac.forms.curvature.metric import Metric
 from gac.forms.curvature.registry import METHODS
+from gac.forms.heads.torch import AFTER_REFIT, eliminate_groups
 from gac.forms.planned_sites import as_planned, check_forms_fit
 from gac.measurement.calibration import CalibrationRun
-from gac.measurement.curves import measure_curves
+from gac.measurement.curves import fit_layers, measure_curves
 from gac.measurement.joint_losses import ON_TEXT
 from gac.measurement.runs import DIFFERS
-from gac.models.families import family_of
+from gac.models.families import FIXED_HEADS, family_of, supported
+from gac.models.modules import swap_in
 from gac.models.sites import Weight
-from gac.plan.plan import Plan
+from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.finish import Description, finish
 from gac.runtime.plain.modeling_gac import SkippedBlock
+from tests.changed import edited
 from tests.compression.applying import IDS, applied, divergence, generates_the_same, logits
 from tests.compression.compressed import MakePlan
-from tests.models.small import every_layout, small_config, small_model, weights_of
-from tests.small_pipeline import has_state
+from tests.models.small import LAYOUTS, every_layout, small_config, small_model, weights_of
+from tests.small_pipeline import Small, has_state
 
 SKIP = form_named("skip")
 
@@ -59,9 +65,6 @@ def skipped(config: Any, make_plan: MakePlan, blocks: list[list[Weight]] | None 
     plan = make_plan(config, without(config, blocks_of(config) if blocks is None else blocks))
     small = applied(copy.deepcopy(dense), plan)
     return dense, small, plan
-
-
-# --- every family ---------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -127,9 +130,6 @@ def test_layers_whose_stream_passes_norms_are_left_alone() -> None:
         check_forms_fit(family_of(config).sites(config), ["skip"], "opt")
 
 
-# --- what is lost ---------------------------------------------------------------------------------------------------
-
-
 def run_of(model: PreTrainedModel) -> CalibrationRun:
     return CalibrationRun(model, IDS, METHODS.get("kfac"), progress=False)
 
@@ -183,67 +183,50 @@ def test_the_constant_is_the_mean_output(make_plan: MakePlan) -> None:
     torch.testing.assert_close(small.get_parameter(f"{block[-1].name}.bias"), heard[0].mean((0, 1)))
 
 
-# --- the pipeline ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def model() -> PreTrainedModel:
-    return small_model(config_of("llama", num_hidden_layers=4))
+def deep(small: Small) -> Small:
+    return replace(small, model=small_model(config_of("llama", num_hidden_layers=4)))
 
 
-@pytest.fixture
-def options(text_file: Path, tiny_tokenizer: Any) -> dict[str, Any]:
-    return {"calibration": f"{text_file}:4x64", "tokenizer": tiny_tokenizer, "progress": False}
-
-
-def test_allocate_compress_save_and_load(model: Any, options: dict[str, Any], tmp_path: Path) -> None:
-    plan = gac.allocate(model, budget=0.5, forms=["skip", "low_rank"], **options)
+def test_allocate_compress_save_and_load(deep: Small, tmp_path: Path) -> None:
+    plan = deep.allocate(0.5, forms=["skip", "low_rank"], latency="any")
     gone = [choice for choice in plan.weights if choice.form == "skip"]
     assert gone
     assert all(choice.params == 0 for choice in gone)
     assert plan.prediction.loss == pytest.approx(sum(site.loss for site in plan.sites) + plan.prediction.together)
     assert f"{plan.prediction.together:+.4f} measured of several together, or on text" in plan.summary()
-    small = gac.compress(model, plan, **options)
-    gac.save(small, tmp_path / "small", tokenizer=options["tokenizer"])
+    small, _ = deep.there_and_back(plan, tmp_path)
     again = gac.load(tmp_path / "small", verify=True)
-    assert any(isinstance(module, SkippedBlock) for module in again.modules())
-    assert torch.equal(logits(again), logits(small))
     described = json.loads((tmp_path / "small" / "config.json").read_text())["gac"]["skipped"]
-    assert len(described) == sum(isinstance(module, SkippedBlock) for module in small.modules())
+    for model in (small, again):
+        assert sum(isinstance(module, SkippedBlock) for module in model.modules()) == len(described) > 0
 
 
-def test_a_skipped_attention_caches_nothing(model: Any, options: dict[str, Any], tiny_tokenizer: Any) -> None:
-    plan = gac.allocate(model, budget=0.4, forms=["skip"], **options)
+def test_a_skipped_attention_caches_nothing(deep: Small) -> None:
+    plan = deep.allocate(0.4, forms=["skip"], latency="any")
     numbers, dense = plan.kv_numbers
-    small = gac.compress(model, plan, **options)
+    small = deep.compress(plan)
     cache = DynamicCache(config=small.config)
     small(IDS, past_key_values=cache)
-    held = sum(
-        layer.keys[0, :, 0].numel() + layer.values[0, :, 0].numel() for layer in cache.layers if layer.is_initialized
-    )
-    assert held == numbers
+    layers = (layer for layer in cache.layers if layer.is_initialized)
+    assert sum(held[0, :, 0].numel() for layer in layers for held in (layer.keys, layer.values)) == numbers
     gone = sum(choice.form == "skip" and choice.weight.cached for choice in plan.weights) // 2
     assert numbers == dense * (4 - gone) // 4
 
 
-def test_what_follows_makes_up_for_a_skipped_block(model: Any, text_file: Path, options: dict[str, Any]) -> None:
-    ids = options["tokenizer"](text_file.read_text()[:256], return_tensors="pt").input_ids
-    lost = {}
-    with torch.no_grad():
-        before = model(ids).logits
-        for refit in ("none", "residual"):
-            plan = gac.allocate(model, budget=0.6, forms=["skip"], refit=refit, **options)
-            small = gac.compress(copy.deepcopy(model), plan, **options)
-            lost[refit] = divergence(before, small(ids).logits)
-    assert lost["residual"] < lost["none"]
+def test_what_follows_makes_up_for_a_skipped_block(deep: Small) -> None:
+    ids = deep.tokenizer(deep.text.read_text()[:256], return_tensors="pt").input_ids
+    before, losses = logits(deep.model, ids), []
+    for refit in ("none", "residual"):
+        plan = deep.allocate(0.6, forms=["skip"], refit=refit, latency="any")
+        losses.append(divergence(before, logits(deep.compress(plan, copy.deepcopy(deep.model)), ids)))
+    assert losses[1] < losses[0]
 
 
-def test_what_a_stock_model_cannot_say_is_not_exported(
-    model: Any, options: dict[str, Any], tiny_tokenizer: Any, tmp_path: Path
-) -> None:
-    small = gac.compress(model, gac.allocate(model, budget=0.6, forms=["skip"], **options), **options)
+def test_what_a_stock_model_cannot_say_is_not_exported(deep: Small, tmp_path: Path) -> None:
+    small = deep.compress(deep.allocate(0.6, forms=["skip"], latency="any"))
     with pytest.raises(CheckpointError, match="is skip with dim 0, which adds a constant"):
-        gac.export(small, tmp_path / "plain", merge=True, tokenizer=tiny_tokenizer)
+        gac.export(small, tmp_path / "plain", merge=True, tokenizer=deep.tokenizer)
     assert not (tmp_path / "plain").exists()
 
 
@@ -258,22 +241,125 @@ def test_a_merged_model_says_the_same(
     torch.testing.assert_close(logits(stock), logits(small))
 
 
+BLOCK = {"block": "model.layers.1.self_attn", "output": "o_proj", "norms": [], "attention": True}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
-        "model.layers.1.self_attn",
-        {"block": "model.layers.0.self_attn", "output": "o_proj", "norms": [], "attention": True},
-        {"block": "model.layers.1.self_attn", "output": "k_norm", "norms": [], "attention": True},
-        {"block": "model.layers.1.self_attn", "output": "o_proj", "norms": ["model.nothing"], "attention": True},
-        {"block": "model.layers.1.self_attn", "output": "o_proj", "norms": [], "attention": "yes"},
+        BLOCK["block"],
+        BLOCK | {"block": "model.layers.0.self_attn"},
+        *(BLOCK | changed for changed in ({"output": "k_norm"}, {"norms": ["model.nothing"]}, {"attention": "yes"})),
     ],
 )
 def test_a_header_that_skips_what_is_there_is_refused(wrong: Any, make_plan: MakePlan, tmp_path: Path) -> None:
     _, small, plan = of_family("llama", make_plan)
     leave_out(small, plan).save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    content = json.loads(path.read_text())
-    content["gac"]["skipped"] = [wrong]
-    path.write_text(json.dumps(content))
+    with edited(tmp_path / "config.json") as content:
+        content["gac"]["skipped"] = [wrong]
     with pytest.raises(ValueError, match=r"key gac: .*skipped"):
         type(small).from_pretrained(tmp_path)
+
+
+HEADS = form_named("heads")
+
+
+def applies_to(model_type: str, **changed: Any) -> bool:
+    return any(map(HEADS.applies_to, weights_of(small_config(model_type, **changed))))
+
+
+def test_most_architectures_have_heads_to_drop() -> None:
+    fixed = {"gpt2", "gpt_neox", "phi3", *FIXED_HEADS}
+    assert {name for name in supported() if not applies_to(name)} == fixed
+    config = small_config("gpt2")
+    with pytest.raises(PlanError, match="form heads, which fits no weight of a gpt2 model"):
+        check_forms_fit(family_of(config).sites(config), ["heads"], "gpt2")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changed"),
+    [("cohere", {"use_qk_norm": True}), ("llama", {"num_key_value_heads": 1}), ("llama", {"num_key_value_heads": 3})],
+)
+def test_a_config_may_leave_none_to_drop(model_type: str, changed: dict[str, Any]) -> None:
+    assert not applies_to(model_type, **changed)
+
+
+def test_an_attention_is_one_site() -> None:
+    config = small_config("llama")
+    planned = as_planned(family_of(config).sites(config), ["heads"], fused=False)
+    assert [site.kind for site in planned] == ["q_proj+k_proj+v_proj+o_proj", "mlp"] * 2
+    fused = as_planned(family_of(config).sites(config), ["heads"], fused="auto")
+    assert [site.fused for site in fused] == [(0, 1, 2), (0, 1)] * 2
+
+
+def lost_with(weight: Tensor, metric: Metric, kept: Tensor) -> float:
+    """tr(G E A E^T) of the best o_proj that reads only these columns."""
+    inputs = metric.inputs
+    solved = weight @ inputs[:, kept] @ torch.linalg.inv(inputs[kept][:, kept])
+    error = weight.clone()
+    error[:, kept] -= solved
+    return float((metric.gradients @ error @ inputs @ error.T).trace())
+
+
+def test_groups_go_as_their_loss_says() -> None:
+    torch.manual_seed(0)
+    groups, length = 4, 6
+    weight = torch.randn(10, groups * length, dtype=torch.float64)
+    metric = Metric(*(root @ root.T for root in (torch.randn(n, 2 * n, dtype=torch.float64) for n in (24, 10))))
+    order = eliminate_groups(weight, metric, groups)
+    inside = torch.arange(groups * length).view(groups, length)
+    for gone in range(1, groups):
+        before = order[: gone - 1].tolist()
+        without = {
+            group: lost_with(weight, metric, inside[[n for n in range(groups) if n not in [*before, group]]].flatten())
+            for group in range(groups)
+            if group not in before
+        }
+        assert order[gone - 1] == min(without, key=lambda group: without[group])
+
+
+@pytest.mark.parametrize("model_type", filter(applies_to, LAYOUTS))
+def test_nothing_is_lost_with_heads_that_write_nothing(model_type: str, make_plan: MakePlan) -> None:
+    config = small_config(model_type)
+    dense = small_model(config)
+    family = family_of(config)
+    with torch.no_grad():
+        for layer, group in ((0, 1), (1, 0)):  # another group in each layer
+            output: Any = dense.get_submodule(f"{family.layers}.{layer}.{family.output}")
+            output.weight.view(64, 2, -1)[:, group] = 0
+    plan = make_plan(config, {weight.name: ("heads", 1) for weight in weights_of(config) if HEADS.applies_to(weight)})
+    small: Any = applied(copy.deepcopy(dense), plan, "svd-llm")
+    assert (logits(small) - logits(dense)).abs().max() < 1e-3 * logits(dense).abs().max()
+    assert generates_the_same(small)
+
+
+@pytest.mark.parametrize("dim", [0, 3])
+def test_no_heads_and_more_than_there_are_is_refused(dim: int, make_plan: MakePlan) -> None:
+    config = small_config("llama")
+    changes = {weight.name: ("heads", dim) for weight in weights_of(config)[:4]}
+    with pytest.raises(PlanError, match=f"has heads dim {dim}; expected a dim from 1 to 2"):
+        make_plan(config, changes)
+
+
+def test_what_a_number_of_heads_loses_is_measured_by_running_the_model() -> None:
+    model = small_model(small_config("llama", num_key_value_heads=4))
+    run = CalibrationRun(model, torch.arange(60).reshape(2, 30), METHODS.get("kfac"), progress=False)
+    sites = [site for site in as_planned(family_of(model.config).sites(model.config), ["heads"], False) if site.layer]
+    fits = fit_layers(run, sites, forms=["heads"])
+    attention = sites[0]
+    output = attention.weights[-1]
+    loss = fits[1].losses[f"heads/{output.name}"]
+    assert loss[0] == loss[1]
+    assert (loss[:-1] >= loss[1:]).all()
+    with torch.no_grad():
+        dense = model(run.windows).logits
+    measured: dict[int, float] = {}
+    for dim in (1, 2, 3):
+        choices = [WeightChoice(weight, "heads", dim) for weight in attention.weights]
+        fewer = copy.deepcopy(model)
+        swap_in(fewer, build_modules(run, choices, [attention], fits))
+        with torch.no_grad():
+            changed = fewer(run.windows).logits
+        measured[dim] = divergence(dense, changed)
+    never_rising = [max(measured[other] for other in range(dim, 4)) for dim in (1, 2, 3)]
+    assert (loss[1:4] / AFTER_REFIT).tolist() == pytest.approx(never_rising, rel=1e-4)

@@ -1,13 +1,14 @@
-"""8 bits on both sides: what is stored, which dims there are, what rounded inputs cost, and models that round them."""
+"""8 bits on both sides, and low-rank pairs: what is stored, which dims there are, what rounding of both costs."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 import gac
@@ -19,7 +20,8 @@ from gac.compression.rounding import store
 from gac.core.errors import PlanError
 from gac.forms import form_named, variants_of
 from gac.forms.artifacts import LayerArtifacts
-from gac.forms.curvature.metric import FACTOR
+from gac.forms.curvature.methods import Kfac
+from gac.forms.curvature.metric import FACTOR, Moments
 from gac.forms.decomposition import with_rotated_latents
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.low_rank.torch import largest_squares
@@ -33,7 +35,7 @@ from gac.plan.plan import Plan
 from gac.runtime.modules import LowRankLinear, ValueLinear
 from gac.runtime.storage.base import Storage
 from gac.runtime.storage.eight_bits import READERS, Floats8, Integers8
-from gac.runtime.storage.modules import stored_modules
+from gac.runtime.storage.modules import plain_state, stored_modules
 from gac.schemes import SCHEMES, Scheme, scheme_named
 from gac.schemes.eight_bits.float8 import FLOAT8, Float8Levels
 from gac.schemes.feedback.order import Inputs
@@ -42,10 +44,51 @@ from gac.testing import check_bits
 from tests.changed import edited
 from tests.compression.applying import logits
 from tests.models.small import small_config
-from tests.schemes.pairs import Plain, errors_of, normal, pair_statistics
 from tests.small_pipeline import Small
 
 BOTH = pytest.mark.parametrize("name", ["fp8", "w8a8"])
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def errors_of(name: str, x: Tensor) -> Tensor:
+    numbers, scale = READERS[scheme_named(name).input_quantiser or ""](x)
+    return (numbers * scale - x).double()
+
+
+class Plain(Kfac):
+    """Moments as they are: all tokens count alike, nothing is damped."""
+
+    name, power = "plain", 0.0
+
+    def pooled(self, halves: Any) -> Tensor:
+        return halves.mean()
+
+    def inputs(self, moments: Moments) -> Tensor:
+        return moments.inputs.double()
+
+    def gradients(self, moments: Moments) -> Tensor:
+        return moments.gradients.double()
+
+
+def pair_statistics(outs: int, ins: int) -> tuple[Statistics, Weight, Tensor]:
+    """Of one random weight whose inputs are normal numbers along a few strong directions; the inputs too."""
+    x = normal(4096, ins) * torch.logspace(0, -1.5, ins) @ torch.linalg.qr(normal(ins, ins, seed=1))[0]
+    root = normal(outs, outs, seed=2) * torch.logspace(0, -1, outs)
+    model, weight = nn.Module(), Weight("w", outs, ins)
+    model.w = nn.Linear(ins, outs, bias=False)
+    model.w.weight.data.copy_(normal(outs, ins, seed=3))
+    noise = {
+        scheme_named(name).input_quantiser or "": errors_of(name, x).square().mean(0).float()
+        for name in ("fp8", "w8a8")
+    }
+    moments = Moments(x.T @ x / len(x), root @ root.T, x.abs().mean(0), noise)
+    statistics = Statistics(model, lambda _: moments, Plain(), LayerArtifacts({}))
+    (fit,) = tensors_of(form_named("low_rank")).measure(statistics, [weight])
+    artifacts = LayerArtifacts({f"low_rank.{tensor}/w": value for tensor, value in fit.tensors.items()})
+    return replace(statistics, artifacts=artifacts), weight, x
 
 
 def quantising(reader: str) -> Integers8 | Floats8:
@@ -254,3 +297,56 @@ def test_a_plan_with_a_rank_that_its_scheme_cannot_have_is_refused(small: Small,
         next(weight for weight in weights if weight["form"] == "low_rank" and weight["dim"] % 16)["scheme"] = "fp8"
     with pytest.raises(PlanError, match=r"low_rank [0-9]+ in fp8; expected rows and columns that are multiples of 16"):
         Plan.load(tmp_path / "plan.json")
+
+
+def lost(error: Tensor, inputs: Tensor) -> float:
+    return float(((error.double() @ inputs) * error.double()).sum())
+
+
+def test_the_product_stays_when_latents_are_rotated() -> None:
+    second, first = normal(30, 24), normal(24, 40, seed=1)
+    other = with_rotated_latents(second, first)
+    assert torch.allclose(other[0] @ other[1], second.double() @ first.double())
+    assert not torch.allclose(other[1], first.double())
+
+
+def test_rotated_latents_make_up_for_one_another() -> None:
+    """In order of their variances feedback leaves the arithmetic mean of them; rotated, the geometric one."""
+    matrix, latents = normal(48, 64).double(), torch.logspace(0, -4, 64, dtype=torch.float64).diag()
+    other, basis = with_rotated_latents(matrix, torch.eye(64))
+    seen, scheme = basis @ latents @ basis.T, scheme_named("w4a16:32")
+    plain = lost(scheme.quantised(matrix, Inputs(latents)) - matrix, latents)
+    assert lost(scheme.quantised(other, Inputs(seen)) - other, seen) < 0.4 * plain
+
+
+def test_the_second_factor_is_solved_for_the_first_as_it_was_rounded() -> None:
+    scheme, module, x = scheme_named("w2a16:8"), LowRankLinear(40, 12, 30, bias=False), normal(400, 40, seed=4)
+    for seed, own in enumerate(module.parameters()):
+        own.data = normal(*own.shape, seed=seed)
+    inputs = (x.T @ x / len(x)).double()
+    dense = (module.second.weight @ module.first.weight).detach()
+    second, first = with_rotated_latents(module.second.weight.detach(), module.first.weight.detach())
+    state = plain_state(store(scheme, module, inputs), torch.float32)
+    first = scheme.quantised(first, Inputs(inputs)).float()
+    assert torch.equal(state["first.weight"], first)
+    seen = first.double() @ inputs @ first.double().T
+    as_it_was = scheme.quantised(second, Inputs(seen)).float()
+    solved, not_solved = (lost(dense - one @ first, inputs) for one in (state["second.weight"], as_it_was))
+    assert solved < not_solved
+
+
+@pytest.mark.usefixtures("usual_blocks")
+@pytest.mark.parametrize("name", ["w8a16", "w4a16:32", "w3a16:32"])
+@pytest.mark.parametrize(("outs", "ins"), [(96, 128), (160, 96)])
+def test_one_rounding_prices_every_rank(outs: int, ins: int, name: str) -> None:
+    statistics, weight, _ = pair_statistics(outs, ins)
+    form, metric, scheme = form_named("low_rank"), statistics.metric(weight), scheme_named(name)
+    price = tensors_of(form).rounding(statistics, weight, scheme, Inputs(metric.inputs))
+    second, first = (statistics.artifacts.of(form, one, weight) for one in ("second", "first"))
+    for rank in (16, 24, 48, 56):
+        module = LowRankLinear(ins, rank, outs, bias=False)
+        module.second.weight.data, module.first.weight.data = second[:, :rank].clone(), first[:rank].clone()
+        state = plain_state(store(scheme, module, metric.inputs), torch.float64)
+        error = state["second.weight"] @ state["first.weight"] - second[:, :rank].double() @ first[:rank].double()
+        measured = FACTOR * float(((metric.gradients @ error @ metric.inputs) * error).sum())
+        assert 0.6 < float(price[rank]) / measured < 1.3
