@@ -118,13 +118,11 @@ def test_what_can_be_skipped(model_type: str) -> None:
         assert len(names) >= 3
 
 
-def test_the_first_attention_of_each_kind_stays() -> None:
+def test_the_first_attention_of_each_kind_and_layers_whose_stream_passes_norms_stay() -> None:
     kinds = ["sliding_attention", "full_attention", "full_attention"]
     names = {block[-1].name for block in blocks_of(config_of("gemma3_text", layer_types=kinds))}
     assert names == {f"model.layers.{name}" for name in ("1.mlp.down_proj", "2.self_attn.o_proj", "2.mlp.down_proj")}
 
-
-def test_layers_whose_stream_passes_norms_are_left_alone() -> None:
     config = config_of("opt", do_layer_norm_before=False)
     with pytest.raises(PlanError, match="form skip, which fits no weight of a opt model"):
         check_forms_fit(family_of(config).sites(config), ["skip"], "opt")
@@ -271,17 +269,11 @@ def applies_to(model_type: str, **changed: Any) -> bool:
 def test_most_architectures_have_heads_to_drop() -> None:
     fixed = {"gpt2", "gpt_neox", "phi3", *FIXED_HEADS}
     assert {name for name in supported() if not applies_to(name)} == fixed
+    assert not applies_to("cohere", use_qk_norm=True)
+    assert not any(applies_to("llama", num_key_value_heads=heads) for heads in (1, 3))
     config = small_config("gpt2")
     with pytest.raises(PlanError, match="form heads, which fits no weight of a gpt2 model"):
         check_forms_fit(family_of(config).sites(config), ["heads"], "gpt2")
-
-
-@pytest.mark.parametrize(
-    ("model_type", "changed"),
-    [("cohere", {"use_qk_norm": True}), ("llama", {"num_key_value_heads": 1}), ("llama", {"num_key_value_heads": 3})],
-)
-def test_a_config_may_leave_none_to_drop(model_type: str, changed: dict[str, Any]) -> None:
-    assert not applies_to(model_type, **changed)
 
 
 def test_an_attention_is_one_site() -> None:

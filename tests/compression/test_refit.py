@@ -66,10 +66,6 @@ def deep(model_type: str) -> PreTrainedModel:
     return model
 
 
-def test_every_form_can_be_refitted() -> None:
-    assert all("residual" in tensors_of(form).refits for form in FORMS)
-
-
 @pytest.mark.parametrize(
     "model_type", ["llama", "gemma3_text", "granite", pytest.param("olmo2", marks=pytest.mark.slow), "phi3"]
 )
@@ -93,7 +89,8 @@ def test_a_layer_that_adds_something_else_than_its_family_says_is_refused(
         applied(model, half_of(model, make_plan, "residual"))
 
 
-def test_families_without_norm_and_factor_have_a_plain_residual_path() -> None:
+def test_every_form_can_be_refitted_and_families_without_norm_and_factor_have_a_plain_residual_path() -> None:
+    assert all("residual" in tensors_of(form).refits for form in FORMS)
     assert {name for name in supported() if paths_of(small_config(name)) != {ResidualPath()}} == {*BEHIND}
 
 
@@ -277,12 +274,9 @@ def test_noise_is_answered_by_less_confidence() -> None:
     assert divergence(other, found * own) < min(*nearby, divergence(other, own))
 
 
-def test_the_scale_stays_near_1() -> None:
+def test_the_scale_stays_near_1_and_logits_that_are_not_finite_are_refused() -> None:
     assert [fitted_scale([pair(factor)]) for factor in (0.0, 9.0)] == [refit.LEAST, refit.MOST]
     assert fitted_scale([(torch.zeros(2, 5), torch.zeros(2, 5))]) == 1
-
-
-def test_logits_that_are_not_finite_are_refused() -> None:
     with pytest.raises(ModelError, match="finite"):
         fitted_scale([(torch.zeros(2, 5), torch.full((2, 5), torch.nan))])
 

@@ -15,20 +15,18 @@ BENCHMARKS = sorted({path.stem for path in (ROOT / "tests/benchmarks").glob("*.p
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_to_files(page: str) -> None:
-    folder = (ROOT / page).parent
-    assert [target for target in links(PAGES[page]) if not (folder / target.split("#")[0]).exists()] == []
-
-
-def test_the_index_links_every_page() -> None:
+def test_the_index_links_every_page_and_their_readme_every_benchmark() -> None:
     linked = {target for page in ("index", "results") for target in links(PAGES[f"docs/{page}.md"])}
     assert {path.name for path in DOCS} - {"index.md"} <= linked
+    page = (ROOT / "tests/benchmarks/README.md").read_text(encoding="utf-8")
+    assert [script for script in BENCHMARKS if not re.search(rf"[/.]{script}\b", page)] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_scripts_and_targets_exist(page: str) -> None:
+def test_links_scripts_and_targets_exist(page: str) -> None:
     """Every line of a shell block that is not GAC's: scripts with their options, modules, make targets, extras."""
+    folder = (ROOT / page).parent
+    assert [target for target in links(PAGES[page]) if not (folder / target.split("#")[0]).exists()] == []
     assert [" ".join(words) for words in lines(PAGES[page]) if not _exists(words)] == []
 
 
@@ -70,11 +68,6 @@ def test_the_architecture_names_every_room_from_the_outside_in() -> None:
     assert [room for room in named if room in layers] == layers
 
 
-def test_every_benchmark_is_in_their_readme() -> None:
-    page = (ROOT / "tests/benchmarks/README.md").read_text(encoding="utf-8")
-    assert [script for script in BENCHMARKS if not re.search(rf"[/.]{script}\b", page)] == []
-
-
 OTHERS = {
     *("--no-deps", "--trust-remote-code", "--model-impl", "--tensor-parallel-size", "--model_args", "--inplace"),
     *("--enable-lora", "--enforce-eager", "--quantization"),
@@ -112,8 +105,8 @@ def resolved(words: list[str]) -> tuple[str, click.Command, list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_line_is_understood(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line is parsed by the command itself: options, their values, arguments. Only files need not be there."""
+def test_every_line_and_quoted_command_is_understood(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line is parsed by the command itself: options, their values, arguments. Only files need not be there."""
     monkeypatch.setattr(click.Path, "convert", lambda self, value, param, ctx: value)
     for words in commands(PAGES[page]):
         if words[0].startswith("--"):
@@ -121,10 +114,6 @@ def test_every_line_is_understood(page: str, monkeypatch: pytest.MonkeyPatch) ->
             continue
         name, command, arguments = resolved(words)
         command.make_context(name, list(arguments))
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_quoted_commands_have_their_options(page: str) -> None:
     for quoted in inline_commands(PAGES[page]):
         words = quoted.split()
         if isinstance(main.commands.get(words[0]), click.Group) and words[1:2] in ([], ["KIND"]):

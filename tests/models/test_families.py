@@ -153,16 +153,13 @@ def test_the_cache_keeps_what_is_counted(model_type: str) -> None:
     assert kept == tokens * sum(weight.cached_numbers for weight in weights_of(config))
 
 
-def test_two_blocks_of_neurons_lose_the_same_rows() -> None:
-    """Gate above up in one weight: a width takes rows of both."""
+def test_neurons_may_be_two_blocks_or_not_stated() -> None:
+    """Gate above up in one weight: a width takes rows of both. GPT-2 has four times the hidden size by default."""
     weight = Weight("gate_up", 2 * NEURONS, 64, neurons="out", blocks=2)
     narrow = FORMS.get("narrow")
     assert (narrow.full(weight), narrow.max_useful_dim(weight)) == (NEURONS, NEURONS - 1)
     assert narrow.params(weight, 40) == 2 * 40 * 64
     assert narrow.latency.operation(weight, 40, rows=5) == linear(5, 64, 80)
-
-
-def test_neurons_that_are_not_given_are_four_times_the_hidden_size() -> None:
     config = small_config("gpt2")
     config.n_inner = None
     assert [weight.out_features for weight in weights_of(config)[2:4]] == [256, 64]
@@ -198,15 +195,12 @@ def test_another_architecture_is_refused_with_its_kind(kind: str, model_types: s
         assert_refused(partial(family_of, config), f"model type '{model_type}'{kind}")
 
 
-def test_experts_are_found_in_any_config() -> None:
+def test_experts_are_found_in_any_config_and_the_text_part_in_a_multimodal_one() -> None:
     dbrx = SimpleNamespace(model_type="dbrx", ffn_config=SimpleNamespace(moe_num_experts=4))
     by_layer = SimpleNamespace(model_type="hunyuan_v1_moe", num_experts=[1, 16])
     assert "llama" in family_of(SimpleNamespace(model_type="llama", num_local_experts=1)).model_types
     for config, experts in ((dbrx, 4), (by_layer, 16)):
         assert_refused(partial(family_of, config), "model type", f"({experts} experts a layer)")
-
-
-def test_a_multimodal_config_has_a_text_part_and_no_family() -> None:
     config: Any = AutoConfig.for_model("gemma3", text_config=SMALL | {"intermediate_size": NEURONS})
     assert text_config(config) is config.text_config is text_config(config.text_config)
     assert len(family_of(text_config(config)).sites(text_config(config))) == 10
@@ -218,15 +212,12 @@ def test_keys_that_an_architecture_does_not_read_change_no_size(model_type: str)
     config, plain = small_config(model_type), small_config(model_type)
     config.num_key_value_heads = config.head_dim = 2
     assert family_of(config).sites(config) == family_of(plain).sites(plain)
-    check_sizes(small_model(config), weights_of(config))
-
-
-def test_a_weight_of_another_size_than_the_config_says() -> None:
-    config = small_config("llama")
     model = small_model(config)
-    config.intermediate_size = 96
-    message = "model.layers.0.mlp.gate_proj has 176 outputs and 64 inputs; expected 96"
-    assert_refused(lambda: check_sizes(model, weights_of(config)), message)
+    check_sizes(model, weights_of(config))
+    model.set_submodule(weights_of(config)[-1].name, nn.Linear(7, 5))
+    assert_refused(
+        lambda: check_sizes(model, weights_of(config)), weights_of(config)[-1].name, "has 5 outputs and 7 in"
+    )
 
 
 def test_a_model_without_a_last_norm() -> None:

@@ -235,12 +235,8 @@ def test_models_that_cannot_be_saved_are_refused_before_work(small: Small, chang
         assert_refused(call, message)
 
 
-def test_frequencies_that_were_cast_are_those_of_the_config(tiny_model: LlamaForCausalLM) -> None:
-    check_frequencies(tiny_model.to(torch.bfloat16))
-
-
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_frequencies_that_follow_the_length_of_text_may_change(tiny_config: LlamaConfig, kind: str) -> None:
+def test_frequencies_that_follow_the_length_of_text_or_were_cast_pass(tiny_config: LlamaConfig, kind: str) -> None:
     tiny_config.max_position_embeddings = 64
     tiny_config.rope_parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
     if kind == "longrope":
@@ -251,6 +247,7 @@ def test_frequencies_that_follow_the_length_of_text_may_change(tiny_config: Llam
     model(input_ids=torch.zeros(1, 80, dtype=torch.int64))
     assert not torch.equal(model.model.rotary_emb.inv_freq, before)
     check_frequencies(model)
+    check_frequencies(LlamaForCausalLM(tiny_config).to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("mask", [torch.uint8, torch.bool])

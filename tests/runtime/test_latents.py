@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 import gac
 from gac.compression.rounding import store
-from gac.core.errors import PlanError
+from gac.core.errors import GacError, PlanError
 from gac.forms import form_named
 from gac.forms.planned_sites import check_forms_fit
 from gac.healing.straight_through import StraightThrough
@@ -283,11 +283,6 @@ def test_gradients_pass_as_if_nothing_were_rounded() -> None:
     assert torch.allclose(given.grad, 2 * found.detach())
 
 
-def test_other_bits_are_refused() -> None:
-    with pytest.raises(ValueError, match="latents of 5 bits; expected one of 8, 4"):
-        LatentLinear(8, 1, 4, 8, False, bits=5)
-
-
 @pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize("forms", [("latent:1:int8", "latent:1"), ("latent:1", "latent:1:int4"), ("latent:1:int4", "")])
 def test_the_cache_that_runs_has_the_bytes_of_the_plan(
@@ -347,13 +342,12 @@ def test_a_cache_that_rounds_is_refused(rounded_llama: Any, monkeypatch: pytest.
         rounded_llama(IDS[:, :4], past_key_values=DynamicCache(config=rounded_llama.config), use_cache=True)
 
 
-@pytest.mark.parametrize("name", ["latent:0", "latent:x", "latent:int3", "latent:1:8", "latent:"])
-def test_names_that_are_none_are_refused(name: str) -> None:
-    with pytest.raises(gac.core.errors.GacError, match=f"form {name}; expected latent:N with a number of heads"):
-        form_named(name)
-
-
-def test_names_are_those_of_plans() -> None:
+def test_names_are_those_of_plans_and_others_are_refused() -> None:
     given = ("latent:4", "latent:2", "latent:4:int8", "latent:int4", "latent:2:int8")
     due = ["latent", "latent:2", "latent:int8", "latent:int4", "latent:2:int8"]
     assert [form_named(one).name for one in given] == due
+    for name in ("latent:0", "latent:x", "latent:int3", "latent:1:8", "latent:"):
+        with pytest.raises(GacError, match=f"form {name}; expected latent:N with a number of heads"):
+            form_named(name)
+    with pytest.raises(ValueError, match="latents of 5 bits; expected one of 8, 4"):
+        LatentLinear(8, 1, 4, 8, False, bits=5)

@@ -110,15 +110,12 @@ def test_it_compiles_to_one_graph() -> None:
     assert torch.equal(torch.compile(held, backend="eager", fullgraph=True)(x), held(x))
 
 
-def test_it_says_what_it_is() -> None:
+def test_it_says_what_it_is_and_other_matrices_are_refused() -> None:
     held = store(scheme_named("w4a16:24"), made("Linear", torch.float32))
     assert repr(held) == "StoredLinear(in_features=70, out_features=33, PackedIntegers(bits=4, group=24, zero=True))"
     assert isinstance(held, StoredLinear)
     assert not isinstance(held, nn.Linear)
     assert torch.equal(held.values(torch.float32, slice(3, 5)), held.values(torch.float32)[3:5])
-
-
-def test_a_matrix_that_no_storage_holds_is_refused() -> None:
     with pytest.raises(PlanError, match=r"weight of a Embedding in w4a16; expected matrices in nn.Linear"):
         store(scheme_named("w4a16"), nn.Sequential(nn.Embedding(4, 4)))
 

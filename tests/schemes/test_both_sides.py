@@ -237,10 +237,7 @@ def test_inputs_are_read_token_by_token() -> None:
         assert ((numbers * scale - x).abs() <= largest * step * 1.001).all()
         assert torch.allclose((numbers * scale).abs().amax(1, keepdim=True), largest)
     assert (READERS["int8"](x)[0] * 128).round().min() >= -127
-
-
-def test_floats_are_read_as_pytorch_converts_them() -> None:
-    x = torch.cat([normal(64, 512) * torch.logspace(0, -9, 512), normal(64, 512).bfloat16()])
+    x = torch.cat([normal(64, 512) * torch.logspace(0, -9, 512), normal(64, 512).bfloat16()])  # as PyTorch converts
     numbers, scale = READERS["float8"](x)
     assert torch.equal(numbers * 512, (x / (scale / 512)).to(FLOAT8).float())
 
@@ -303,15 +300,12 @@ def lost(error: Tensor, inputs: Tensor) -> float:
     return float(((error.double() @ inputs) * error.double()).sum())
 
 
-def test_the_product_stays_when_latents_are_rotated() -> None:
+def test_rotated_latents_give_the_product_and_make_up_for_one_another() -> None:
+    """In order of their variances feedback leaves the arithmetic mean of them; rotated, the geometric one."""
     second, first = normal(30, 24), normal(24, 40, seed=1)
     other = with_rotated_latents(second, first)
     assert torch.allclose(other[0] @ other[1], second.double() @ first.double())
     assert not torch.allclose(other[1], first.double())
-
-
-def test_rotated_latents_make_up_for_one_another() -> None:
-    """In order of their variances feedback leaves the arithmetic mean of them; rotated, the geometric one."""
     matrix, latents = normal(48, 64).double(), torch.logspace(0, -4, 64, dtype=torch.float64).diag()
     other, basis = with_rotated_latents(matrix, torch.eye(64))
     seen, scheme = basis @ latents @ basis.T, scheme_named("w4a16:32")

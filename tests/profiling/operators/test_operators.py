@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from gac.core import operations
 from gac.core.errors import ProfileError
-from gac.core.operations import linear
 from gac.forms.low_rank import low_rank
 from gac.plan.engines import STEPS
 from gac.profiling.operators import OPERATORS, operation, runner_of
@@ -141,11 +141,6 @@ def operands(operator: Operator, axes: Mapping[str, int], dtype: str) -> tuple[O
     return *operator.inputs(axes, dtype), *operator.outputs(axes, dtype)
 
 
-def test_its_example_is_an_operation_of_it_with_two_flops_a_multiplication(operator, axes) -> None:
-    assert operation(operator.name, **axes).shape == tuple((name, axes[name]) for name in operator.axes)
-    assert operator.flops(axes) == 2 * COUNTS[operator.name](**axes)
-
-
 def test_its_operands_are_of_known_dtypes_and_of_sizes_from_1_and_its_results_too(operator, axes) -> None:
     assert operator.stored == bool(schemes_of(operator))
     for dtype in schemes_of(operator):
@@ -160,7 +155,9 @@ def test_its_operands_are_of_known_dtypes_and_of_sizes_from_1_and_its_results_to
         assert {operand.dtype for operand in operator.outputs(axes, dtype)} <= floating
 
 
-def test_its_bytes_are_those_of_its_operands(operator, axes) -> None:
+def test_its_example_is_an_operation_of_it_and_flops_and_bytes_are_those_of_its_operands(operator, axes) -> None:
+    assert operation(operator.name, **axes).shape == tuple((name, axes[name]) for name in operator.axes)
+    assert operator.flops(axes) == 2 * COUNTS[operator.name](**axes)
     for dtype in (*operator.dtypes, *schemes_of(operator)):
         moved = sum(operand.bytes for operand in operands(operator, axes, dtype))
         if operator.name in ("batched_gemm_bucketed", "batched_gemm_padded"):
@@ -300,11 +297,6 @@ def test_a_scheme_of_ones_own_is_timed_in_its_own_storage(monkeypatch) -> None:
     assert OPERATORS.get("linear").bytes({"m": 1, "k": 20, "n": 30}, "halved-timed") == 2 * 20 + 20 * 30 + 2 * 30
 
 
-def test_operations_are_those_of_the_forms_whatever_the_order_of_their_axes() -> None:
-    assert operation("linear", n=7, m=2, k=3) == linear(2, 3, 7)
-    assert operation("low_rank", r=5, n=7, m=2, k=3) == low_rank(2, 3, 5, 7)
-
-
 @pytest.mark.parametrize(
     ("name", "axes", "message"),
     [
@@ -380,3 +372,5 @@ def test_operators_of_forms_take_the_schemes_that_have_a_storage_and_no_others_d
     assert takes == ["linear", "low_rank", "batched_gemm"]
     linear = OPERATORS.get("linear")
     assert [linear.takes(dtype) for dtype in ("bf16", "fp8", "fp8_dynamic", "int8", "w99a16")] == [1, 1, 1, 0, 0]
+    assert operation("linear", n=7, m=2, k=3) == operations.linear(2, 3, 7)
+    assert operation("low_rank", r=5, n=7, m=2, k=3) == low_rank(2, 3, 5, 7)
