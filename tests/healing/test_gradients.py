@@ -133,6 +133,8 @@ def test_capturing_adds_no_gradients(monkeypatch: Any) -> None:
 
 def test_large_models_and_models_on_a_cpu_are_not_captured(tiny_model: Any, monkeypatch: Any) -> None:
     assert not can_capture(tiny_model)
+    with maskless_attention(tiny_model, tiny_model):  # nor has it another attention
+        assert tiny_model.config._attn_implementation == "sdpa"
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     assert can_capture(tiny_model, copy.deepcopy(tiny_model))
     monkeypatch.setattr(gradients, "LARGE", 1000)
@@ -229,12 +231,6 @@ def test_a_mask_is_made_only_if_something_is_hidden(window: int | None, padding:
     made = training_mode._mask(**sizes, attention_mask=mask if padding else None)
     assert (made is None) == (not padding and window != 5)
     assert training_mode._mask(**sizes | {"q_length": 1, "q_offset": 11}, allow_is_causal_skip=False) is not None
-
-
-def test_models_on_a_cpu_keep_their_attention() -> None:
-    model = small_model(small_config("llama"))
-    with maskless_attention(model, model):
-        assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize(("model_type", "hidden"), [("llama", 0), ("gemma3_text", 1)])

@@ -141,14 +141,11 @@ def check_refused(path: Path, message: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b'{"record":"hea', b"\xff\xfe\n", b"[" * 10**5 + b"\n"])
-def test_what_is_no_profile_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_profile_and_a_name_that_is_too_long_for_a_path_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(content)
     with pytest.raises(ProfileError, match=r"x\.jsonl"):
         Profile.load(path)
-
-
-def test_a_name_that_is_too_long_for_a_path_is_unknown() -> None:
     with pytest.raises(ProfileError, match=r"profile 'x{200}\.\.\.' is neither a file nor a known name"):
         Profile.load("x" * 5000)
 

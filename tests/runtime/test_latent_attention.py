@@ -196,9 +196,18 @@ FEW_BITS = [
 ]
 
 
-@pytest.mark.parametrize("case", shapes([*CASES, *FEW_BITS], [2, 10, 15, 21, 22]))
-def test_it_attends_as_over_keys_and_values_that_are_made(case: Case) -> None:
-    assert off(case.attention()) < 1e-3
+IN_BFLOAT16 = [SMALL, CASES[2], CASES[5], CASES[8], CASES[10], *FEW_BITS[1:3]]
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "tolerance"),
+    [
+        *((case, torch.float16, 1e-3) for case in shapes([*CASES, *FEW_BITS], [2, 10, 15, 21, 22])),
+        *((case, torch.bfloat16, 8e-3) for case in shapes(IN_BFLOAT16, [0])),
+    ],
+)
+def test_it_attends_as_over_keys_and_values_that_are_made(case: Case, dtype: torch.dtype, tolerance: float) -> None:
+    assert off(case.attention(dtype)) < tolerance
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -208,11 +217,6 @@ def test_of_few_bits_what_is_not_there_may_be_anything(bits: int) -> None:
         assert one is not None
         one[:, 70:] = -1 if one.dtype == torch.int8 else torch.nan
     assert off(given) < 1e-3
-
-
-@pytest.mark.parametrize("case", shapes([SMALL, CASES[2], CASES[5], CASES[8], CASES[10], *FEW_BITS[1:3]], [0]))
-def test_in_bfloat16(case: Case) -> None:
-    assert off(case.attention(torch.bfloat16)) < 8e-3
 
 
 @pytest.mark.parametrize(("early", "held"), [(False, False), (True, False), (True, True)])

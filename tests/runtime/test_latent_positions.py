@@ -29,13 +29,8 @@ ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
-    "longrope": {
-        "rope_type": "longrope",
-        "factor": 4.0,
-        "original_max_position_embeddings": 8,
-        "short_factor": [1.0 + at / 8 for at in range(16)],
-        "long_factor": [2.0 + at for at in range(16)],
-    },
+    "longrope": {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 8}
+    | {"short_factor": [1.0 + at / 8 for at in range(16)], "long_factor": [2.0 + at for at in range(16)]},
 }
 """Rotary embeddings; a text of 12 tokens is longer than their original length of 8."""
 

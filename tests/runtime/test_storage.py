@@ -134,8 +134,5 @@ def test_on_meta_nothing_is_allocated_and_nowhere_are_random_numbers_drawn(choic
     assert torch.equal(torch.get_rng_state(), before)
     assert {parameter.device.type for parameter in built[1].parameters()} == {"meta"}
     assert {type(one) for one in built[0].modules() if not [*one.children()]} == {torch.nn.Linear}
-
-
-def test_a_linear_is_made_on_the_default_device() -> None:
     with torch.device("meta"):
         assert empty_linear(2, 3, bias=True).weight.is_meta

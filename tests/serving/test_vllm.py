@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 import gac
 from gac.models.families import supported
-from gac.plan.plan import Plan
 from gac.runtime.modules import LowRankLinear
 from tests.checkpoint.test_deci import KINDS, varied
-from tests.compression.compressed import compressed
+from tests.compression.compressed import MakePlan, compressed
 from tests.compression.stored import stored_model
 from tests.models.small import small_config, small_model, weights_of
 from tests.serving.engine import (
@@ -46,9 +45,7 @@ Random models have many such ties, and two kernels break them in two ways.
 
 
 @pytest.mark.parametrize("model_types", GROUPS, ids="-".join)
-def test_its_tokens_are_those_of_generate(
-    model_types: tuple[str, ...], make_plan: Callable[..., Plan], tmp_path: Path
-) -> None:
+def test_its_tokens_are_those_of_generate(model_types: tuple[str, ...], make_plan: MakePlan, tmp_path: Path) -> None:
     exact, rounded = {}, {}
     for model_type in model_types:
         model = compressed(small(model_type), make_plan, changes(small(model_type).config)).float()
@@ -64,7 +61,7 @@ def test_its_tokens_are_those_of_generate(
         assert sum(gap < TIE for gap in gaps) >= ENOUGH, (request.directory, gaps)
 
 
-def test_layers_have_fewer_heads(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_layers_have_fewer_heads(make_plan: MakePlan, tmp_path: Path) -> None:
     requests = []
     for model_type in ("llama", "qwen3", "gemma3_text"):
         model = small(model_type)
@@ -76,12 +73,12 @@ def test_layers_have_fewer_heads(make_plan: Callable[..., Plan], tmp_path: Path)
     assert_served(requests, tmp_path)
 
 
-def test_a_compiled_model_gives_the_same_tokens(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_a_compiled_model_gives_the_same_tokens(make_plan: MakePlan, tmp_path: Path) -> None:
     names = ("llama", "gemma3_text", "olmo2")
     assert_served((save(small(name), make_plan, tmp_path / name, enforce_eager=False) for name in names), tmp_path)
 
 
-def pairs(make_plan: Callable[..., Plan]) -> Any:
+def pairs(make_plan: MakePlan) -> Any:
     return compressed(small_model(small_config("llama")), make_plan, {Q_PROJ: ("low_rank", 16)})
 
 
@@ -115,7 +112,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[[dict[str, Any]], Any], di
 }
 
 
-def test_what_the_engine_does_not_run_is_named(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_what_the_engine_does_not_run_is_named(make_plan: MakePlan, tmp_path: Path) -> None:
     requests = {}
     for name, (make, edit, options, _) in REFUSED.items():
         make(make_plan=make_plan).save_pretrained(tmp_path / name)
@@ -132,7 +129,7 @@ def test_what_the_engine_does_not_run_is_named(make_plan: Callable[..., Plan], t
 
 
 def test_an_engine_without_the_plugin_says_what_to_install(
-    make_plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "")
     pairs(make_plan).save_pretrained(tmp_path)
@@ -168,18 +165,18 @@ def test_another_version_of_the_engine_is_a_warning() -> None:
     assert "vLLM 9.0; GAC's plugin was tested with 0.26 and 0.32" in done.stderr
 
 
-def test_two_processes_give_the_tokens_of_one(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_two_processes_give_the_tokens_of_one(make_plan: MakePlan, tmp_path: Path) -> None:
     # One matrix of q, k and v; a sum of attention and MLP at once; vLLM's Transformers backend.
     model_types = ("llama", "qwen3", "gemma3_text", "phi3", "cohere", "olmo2")
     requests = [save(small(name), make_plan, tmp_path / name, tensor_parallel_size=2) for name in model_types]
     assert_served(requests, tmp_path)
 
 
-def test_fewer_key_value_heads_than_processes_are_shared(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_fewer_key_value_heads_than_processes_are_shared(make_plan: MakePlan, tmp_path: Path) -> None:
     assert_served([save(small("llama", num_key_value_heads=1), make_plan, tmp_path, tensor_parallel_size=2)], tmp_path)
 
 
-def test_a_width_that_processes_do_not_divide_is_named(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_a_width_that_processes_do_not_divide_is_named(make_plan: MakePlan, tmp_path: Path) -> None:
     model = small("llama")
     names = [f"model.layers.2.mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
     compressed(model, make_plan, dict.fromkeys(names, ("narrow", 97))).save_pretrained(tmp_path)
@@ -220,7 +217,7 @@ def added(first: Tensor, second: Tensor) -> Callable[..., Tensor]:
     return hook
 
 
-def test_an_adapter_gives_the_tokens_of_peft(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_an_adapter_gives_the_tokens_of_peft(make_plan: MakePlan, tmp_path: Path) -> None:
     requests = []
     for model_type in ("llama", "qwen3", "olmo2"):
         folder = tmp_path / model_type
@@ -245,7 +242,7 @@ def save_class(folder: Path) -> None:
     (folder / "configuration_decilm.py").write_text(code[1])
 
 
-def test_tokens_of_a_decilm_are_those_of_generate(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_tokens_of_a_decilm_are_those_of_generate(make_plan: MakePlan, tmp_path: Path) -> None:
     requests = []
     for model_type in KINDS:
         model = varied(model_type, make_plan)
@@ -257,7 +254,7 @@ def test_tokens_of_a_decilm_are_those_of_generate(make_plan: Callable[..., Plan]
         assert request.answer()["tokens"] == request.expected["tokens"], request.directory
 
 
-def test_the_class_may_lie_beside_the_weights(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_the_class_may_lie_beside_the_weights(make_plan: MakePlan, tmp_path: Path) -> None:
     model = varied("llama", make_plan)
     gac.export(model, tmp_path / "deci", deci=True)
     environment = {"VLLM_PLUGINS": "", "HF_MODULES_CACHE": str(tmp_path / "modules")}

@@ -238,17 +238,14 @@ def test_a_slower_or_failing_gpu_is_named(gpus, message) -> None:
         check_agree(POINTS, gpus)
 
 
-def test_common_header_names_all_gpus_and_their_users(header) -> None:
+def test_common_header_names_all_gpus_and_their_users_and_a_different_gpu_is_refused(header) -> None:
     others = [replace(header, device="b", date="2027-01-01"), replace(header, device="a", shared_with="1 process")]
     expected = replace(header, others=("a", "b"), shared_with="GPU 2: 1 process")
     assert common_header([header, *others]) == expected
-
-
-@pytest.mark.parametrize(("name", "value"), [("power_limit_w", 350.0), ("gpu", "NVIDIA A100")])
-def test_a_different_gpu_is_refused(header, name, value) -> None:
-    message = f"GPU 1 has {name} {value!r}, where GPU 0 has {getattr(header, name)!r}"
-    with pytest.raises(ProfileError, match=message):
-        common_header([header, replace(header, **{name: value})])
+    for name, value in (("power_limit_w", 350.0), ("gpu", "NVIDIA A100")):
+        message = f"GPU 1 has {name} {value!r}, where GPU 0 has {getattr(header, name)!r}"
+        with pytest.raises(ProfileError, match=message):
+            common_header([header, replace(header, **{name: value})])
 
 
 @pytest.fixture
