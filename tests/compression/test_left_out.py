@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 import gac
 from gac.checkpoint.planned import attach_plan
@@ -128,16 +128,13 @@ def test_the_first_attention_of_each_kind_and_layers_whose_stream_passes_norms_s
         check_forms_fit(family_of(config).sites(config), ["skip"], "opt")
 
 
-def run_of(model: PreTrainedModel) -> CalibrationRun:
-    return CalibrationRun(model, IDS, METHODS.get("kfac"), progress=False)
-
-
 @pytest.mark.parametrize(("model_type", "layers"), [("llama", 2), ("gemma2", 3)])
 def test_a_block_costs_what_the_model_diverges_without_it(model_type: str, layers: int, make_plan: MakePlan) -> None:
     config = config_of(model_type, num_hidden_layers=layers)
     model = small_model(config)
     sites = as_planned(family_of(config).sites(config), ["skip"], False)
-    curves = measure_curves(run_of(model), sites, forms=["skip"]).curves
+    run = CalibrationRun(model, IDS, METHODS.get("kfac"), progress=False)
+    curves = measure_curves(run, sites, forms=["skip"]).curves
     blocks, before = blocks_of(config), logits(model)
     alone, on_text = {}, {}
     for block in blocks:

@@ -10,7 +10,7 @@ from gac.core.distributed import launch
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.errors import GacError
 from gac.profiling.table import Profile
-from tests.distributed import collectives_work as work
+from tests.distributed import work
 from tests.distributed.herd import Ended, together
 
 

@@ -22,8 +22,8 @@ from gac.healing.gradients import Capturing, Gradients, can_capture
 from gac.healing.training_mode import fused_norms, maskless_attention
 from gac.runtime.fusion.elementwise import Norm
 from gac.testing.models import tiny_config
+from tests.distributed import work
 from tests.distributed.herd import Ended, together
-from tests.healing import gradients_work as work
 from tests.models.small import small_config, small_model
 from tests.runtime.interpreted import DEVICE
 

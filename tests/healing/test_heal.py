@@ -141,20 +141,17 @@ def test_an_overfitted_run_restores_the_best_and_cools(learned: Trained, monkeyp
     assert after < before  # the best snapshot was restored
 
 
-@pytest.mark.parametrize(
-    ("train", "heldout", "expected"),
-    [
+def test_overfitting() -> None:
+    for train, heldout, expected in (
         ("9 8 7 6 5", "9 5 6 6 6", False),  # three evaluations since the best
         ("9 8 7 6 5 4", "9 5 6 6 6 6", True),
         ("9 8 9 9 9 9", "9 5 6 6 6 6", False),  # steps are too large: nothing gets better
         ("5 4 3 2 1 0", "nan 8 7 6 5 4", False),
         ("", "", False),
-    ],
-)
-def test_overfitting(train: str, heldout: str, expected: bool) -> None:
-    losses = zip(map(float, train.split()), map(float, heldout.split()), strict=True)
-    curve = [LossPoint("blocks", 0, 0, 0.0, 99.0, 0.0), *(LossPoint("model", 1, 1, 1.0, *pair) for pair in losses)]
-    assert whole_model.is_overfitted(curve) == expected
+    ):
+        losses = zip(map(float, train.split()), map(float, heldout.split()), strict=True)
+        curve = [LossPoint("blocks", 0, 0, 0.0, 99.0, 0.0), *(LossPoint("model", 1, 1, 1.0, *pair) for pair in losses)]
+        assert whole_model.is_overfitted(curve) == expected, train
 
 
 @pytest.mark.parametrize(

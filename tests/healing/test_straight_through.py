@@ -4,16 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gac.compression.rounding import store
 from gac.healing import straight_through
 from gac.healing.straight_through import StraightThrough
 from gac.runtime.modules import BlockLinear, ValueLinear
-from gac.runtime.plain.modeling_gac import Heads
 from gac.runtime.storage.modules import StoredLinear
 from gac.schemes import scheme_named
-from tests.runtime.interpreted import DEVICE
+from tests.runtime.interpreted import DEVICE, features
 
 SCHEMES = ["w8a16", "w4a16:32", "w3a16:16", "w2a16", "w8a8", "fp8"]
 TORCH = {"w8a8", "fp8"}
@@ -37,10 +36,6 @@ def pair(scheme: str, kind: str = "linear") -> tuple[StoredLinear, StraightThrou
     grid = scheme_named(scheme).grid(stored.tensors, *stored.matrix)
     assert grid is not None
     return stored, StraightThrough(stored, scheme_named(scheme), grid)
-
-
-def features(y: Any) -> Tensor:
-    return y.features if isinstance(y, Heads) else y  # type: ignore[no-any-return]
 
 
 def in_kinds(*schemes: str) -> list[tuple[str, str]]:

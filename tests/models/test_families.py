@@ -31,16 +31,7 @@ from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
 from tests.compression.applying import IDS, applied, logits
 from tests.compression.compressed import MakePlan, share_inputs
-from tests.models.small import (
-    LAYOUTS,
-    NEURONS,
-    SMALL,
-    every_family,
-    every_layout,
-    small_config,
-    small_model,
-    weights_of,
-)
+from tests.models.small import LAYOUTS, NEURONS, every_family, every_layout, small_config, small_model, weights_of
 from tests.refused import assert_refused
 
 
@@ -201,7 +192,7 @@ def test_experts_are_found_in_any_config_and_the_text_part_in_a_multimodal_one()
     assert "llama" in family_of(SimpleNamespace(model_type="llama", num_local_experts=1)).model_types
     for config, experts in ((dbrx, 4), (by_layer, 16)):
         assert_refused(partial(family_of, config), "model type", f"({experts} experts a layer)")
-    config: Any = AutoConfig.for_model("gemma3", text_config=SMALL | {"intermediate_size": NEURONS})
+    config: Any = AutoConfig.for_model("gemma3", text_config=small_config("gemma3_text").to_dict())
     assert text_config(config) is config.text_config is text_config(config.text_config)
     assert len(family_of(text_config(config)).sites(text_config(config))) == 10
     assert_refused(lambda: family_of(config), "model type 'gemma3', a multimodal model; expected a language model")

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.util
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from gac.models.loading import is_checkpoint, load_model, load_tokenizer, model_
 from gac.models.packaged import PACKAGED, Packaged
 from gac.models.plain import check_finite, check_frequencies, check_plain
 from gac.testing import models
+from tests.changed import edited
 from tests.models.small import small_config, small_model
 from tests.refused import assert_refused
 from tests.small_pipeline import Small, has_state
@@ -96,8 +96,8 @@ def test_missing_weights_are_not_made_up(tmp_path: Path, tiny_config: LlamaConfi
 
 
 def test_a_compressed_checkpoint_is_sent_to_gac_load(directory: Path) -> None:
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"gac": {}}))
+    with edited(directory / "config.json") as config:
+        config["gac"] = {}
     assert is_checkpoint(directory)
     assert_refused(lambda: load_model(directory), f"{directory} was compressed by GAC", "gac.load")
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.models.loading import Loaded, load_model
+from tests.changed import edited
 from tests.refused import assert_refused
 
 Convert = Callable[[str, Tensor], tuple[Tensor, dict[str, Tensor]]]
@@ -34,17 +35,17 @@ def by_tensor(name: str, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     return stored.float() * scale, {name: stored, f"{name}_scale_inv": scale}
 
 
-def by_row(name: str, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    scales = (weight.abs().amax(1, keepdim=True).float() / 448).bfloat16()
-    stored = (weight.float() / scales.float()).to(torch.float8_e4m3fn)
-    inputs = {name.replace("weight", "input_scale"): torch.ones(1)}
-    return stored.float() * scales.float(), {name: stored, f"{name}_scale": scales} | inputs
-
-
-def in_int8(name: str, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    scales = (weight.abs().amax(1, keepdim=True).float() / 127).bfloat16()
-    stored = (weight.float() / scales.float()).round().clamp(-128, 127).to(torch.int8)
+def in_int8(name: str, weight: Tensor, dtype: torch.dtype = torch.int8, most: int = 127) -> Any:
+    """With a scale for each row."""
+    scales = (weight.abs().amax(1, keepdim=True).float() / most).bfloat16()
+    units = weight.float() / scales.float()
+    stored = (units if dtype.is_floating_point else units.round().clamp(-128, 127)).to(dtype)
     return stored.float() * scales.float(), {name: stored, f"{name}_scale": scales}
+
+
+def by_row(name: str, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    values, tensors = in_int8(name, weight, torch.float8_e4m3fn, 448)
+    return values, tensors | {name.replace("weight", "input_scale"): torch.ones(1)}
 
 
 def in_int4(name: str, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -108,8 +109,8 @@ def quantised(tmp_path: Path) -> Quantised:
             expected[name] = values.bfloat16()
             stored |= tensors
         save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
-        config = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps(config | ({"quantization_config": stated} if stated else {})))
+        with edited(tmp_path / "config.json") as config:
+            config |= {"quantization_config": stated} if stated else {}
         return expected
 
     return write

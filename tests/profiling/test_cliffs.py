@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gac.core.arrays import Floats, Ints
 from gac.profiling.cliffs import compare_classes, find_cliffs, operator_period, sound_dims
 from gac.profiling.table import Profile, Sweep
-from tests.profiling.synthetic import make_sweep
+from tests.profiling.examples import make_sweep
 
 FIXED = {"m": 1024, "k": 4096, "n": 4096}
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import library
+from torch import Tensor, library
 
 from gac.runtime.kernels import split_k as tiles
+from gac.runtime.plain.modeling_gac import Heads
 
 pytest.importorskip("triton")
 
@@ -40,6 +41,11 @@ class Hopper:
 def shapes(every: Sequence[Any], interpreted: Sequence[int]) -> list[Any]:
     """Return all cases of a kernel on a GPU, and some by their positions in Triton's interpreter, which is slow."""
     return list(every) if DEVICE == "cuda" else [every[position] for position in interpreted]
+
+
+def features(y: Any) -> Tensor:
+    """The output of a module, of shorter values too."""
+    return y.features if isinstance(y, Heads) else y  # type: ignore[no-any-return]
 
 
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

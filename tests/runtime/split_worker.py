@@ -40,15 +40,12 @@ def with_gac() -> dict[str, Any]:
     names = sorted(path.parent.name for path in FOLDER.glob("*/config.json") if path.parent.name != INDIVISIBLE)
     found = {name: _compared(FOLDER / name) for name in names}
     split = gac.load(FOLDER / "llama-bf16", tp_plan="auto")
-    ways = {"errors": _errors(split), "static": _static(split), "ends": _ends(), "bench": _bench()}
-    return {"loaded": found, **ways}
+    static = _tokens(split) == _tokens(split, cache_implementation="static")
+    return {"loaded": found, "errors": _errors(split), "static": static, "ends": _ends(), "bench": _bench()}
 
 
-def _static(split: Any) -> bool:
-    """Whether tokens are the same with a static cache."""
-    kept = {"cache_implementation": "static"}
-    one, other = (split.generate(IDS[:1], max_new_tokens=6, do_sample=False, **more).tolist() for more in ({}, kept))
-    return bool(one == other)
+def _tokens(model: Any, **more: Any) -> Any:
+    return model.generate(IDS[:1], max_new_tokens=6, do_sample=False, **more).tolist()
 
 
 def _compared(path: Path) -> dict[str, Any]:
@@ -57,10 +54,9 @@ def _compared(path: Path) -> dict[str, Any]:
     SAID.clear()
     split = gac.load(path, tp_plan="auto", dtype=torch.float32)
     said = list(SAID)
-    tokens = [one.generate(IDS[:1], max_new_tokens=6, do_sample=False).tolist() for one in (whole, split)]
     return {
         "error": float((logits(whole) - logits(split)).abs().max()),
-        "same": tokens[0] == tokens[1],
+        "same": _tokens(whole) == _tokens(split),
         "bytes": [_bytes(one) for one in (whole, split)] if hasattr(whole, "model") else [],
         "said": said,
         "names": set(whole.state_dict()) >= set(split.state_dict()),

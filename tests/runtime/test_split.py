@@ -145,19 +145,14 @@ def test_the_parts_of_all_processes_are_the_whole(size: int) -> None:
     assert [cut.groups for cut in cuts] == [shared] * size
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tp_plan": {"a": "colwise"}}, "tp_plan={'a': 'colwise'}; expected 'auto'. How a compressed model is split"),
+def test_other_ways_to_split_are_refused_and_a_device_is_torchruns_affair(tmp_path: Path) -> None:
+    colwise, fsdp = {"a": "colwise"}, {"fsdp_size": 2, "tp_size": 2}
+    for options, message in (
+        ({"tp_plan": colwise}, "tp_plan={'a': 'colwise'}; expected 'auto'. How a compressed model is split"),
         ({"tp_plan": "auto"}, "tp_plan in one process; expected several. Start them with torchrun --nproc-per-node 2."),
-        ({"distributed_config": {"fsdp_size": 2, "tp_size": 2}}, "fsdp_size=2; expected tp_size and tp_plan alone."),
-    ],
-)
-def test_other_ways_to_split_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(SplitError, match=re.escape(message)):
-        ranks_asked_for(options)
-
-
-def test_a_device_is_torchruns_affair(tmp_path: Path) -> None:
+        ({"distributed_config": fsdp}, "fsdp_size=2; expected tp_size and tp_plan alone."),
+    ):
+        with pytest.raises(SplitError, match=re.escape(message)):
+            ranks_asked_for(options)
     with pytest.raises(CheckpointError, match="tp_plan='auto' and device='cpu'; expected one of them"):
         gac.load(tmp_path, "cpu", tp_plan="auto")

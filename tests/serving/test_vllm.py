@@ -1,6 +1,5 @@
 """vLLM with GAC's plugin, and without it a DeciLM, gives the tokens of generate: make test-vllm runs it."""
 
-import json
 import re
 import subprocess
 from collections.abc import Callable
@@ -16,22 +15,13 @@ from torch import Tensor, nn
 import gac
 from gac.models.families import supported
 from gac.runtime.modules import LowRankLinear
+from tests.changed import edited
 from tests.checkpoint.test_deci import KINDS, varied
 from tests.compression.compressed import MakePlan, compressed
 from tests.compression.stored import stored_model
 from tests.models.small import small_config, small_model, weights_of
-from tests.serving.engine import (
-    PYTHON,
-    Request,
-    assert_served,
-    changes,
-    generate,
-    needs_vllm,
-    save,
-    serve,
-    shorter_values,
-    small,
-)
+from tests.serving import engine
+from tests.serving.engine import PYTHON, Request, assert_served, changes, generate, needs_vllm, save, serve, small
 
 pytestmark = needs_vllm
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -86,7 +76,7 @@ def unedited(config: dict[str, Any]) -> None:
     pass
 
 
-def edited(*keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
+def with_value(*keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
     """Change what lies under these keys of a compressed model's part of a config."""
 
     def edit(config: dict[str, Any]) -> None:
@@ -100,9 +90,9 @@ def edited(*keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 FP8 = {"quantization": "fp8", "dtype": "bfloat16"}
 STORED = partial(stored_model, "llama")
-NEWER, UNKNOWN = edited("schema_version", value=99), edited("modules", Q_PROJ, "module", value="Butterfly")
+NEWER, UNKNOWN = with_value("schema_version", value=99), with_value("modules", Q_PROJ, "module", value="Butterfly")
 REFUSED: dict[str, tuple[Callable[..., Any], Callable[[dict[str, Any]], Any], dict[str, Any], str]] = {
-    "values": (shorter_values, unedited, {}, "layers.1.self_attn.v_proj has form head_dim, which vLLM does not run"),
+    "values": (engine.shorter_values, unedited, {}, "1.self_attn.v_proj has form head_dim, which vLLM does not run"),
     "stored": (STORED, unedited, {}, "has scheme w4a16, which vLLM does not run; "),
     "newer": (pairs, NEWER, {}, "schema_version is 99; expected 3. Open it with the version"),
     "unknown": (pairs, UNKNOWN, {}, "q_proj is 'Butterfly', which this version of GAC does not know"),
@@ -116,10 +106,8 @@ def test_what_the_engine_does_not_run_is_named(make_plan: MakePlan, tmp_path: Pa
     requests = {}
     for name, (make, edit, options, _) in REFUSED.items():
         make(make_plan=make_plan).save_pretrained(tmp_path / name)
-        path = tmp_path / name / "config.json"
-        config = json.loads(path.read_text())
-        edit(config)
-        path.write_text(json.dumps(config))
+        with edited(tmp_path / name / "config.json") as config:
+            edit(config)
         requests[name] = Request(tmp_path / name, options)
     serve(requests.values(), tmp_path)
     for name, (*_, message) in REFUSED.items():
@@ -262,7 +250,7 @@ def test_the_class_may_lie_beside_the_weights(make_plan: MakePlan, tmp_path: Pat
     serve([request], tmp_path, environment)
     assert "nemotron-nas" in request.log  # no class of this config
     save_class(tmp_path / "deci")
-    file = tmp_path / "deci" / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "auto_map": {"AutoConfig": CLASS}}))
+    with edited(tmp_path / "deci" / "config.json") as config:
+        config["auto_map"] = {"AutoConfig": CLASS}
     serve([request], tmp_path, environment)
     assert request.answer()["tokens"] == request.expected["tokens"]

@@ -20,8 +20,7 @@ from gac.profiling.table import interpolate
 from gac.schemes import SCHEMES
 from gac.schemes.base import Bf16
 from tests.models.small import NEURONS, small_config
-from tests.profiling.examples import COLLECTIVES
-from tests.profiling.synthetic import make_sweep
+from tests.profiling.examples import COLLECTIVES, make_sweep
 
 LLAMA = model_points("llama-3-8b")
 GENERAL = general_points()

@@ -1,13 +1,16 @@
 """Sweeps into a file, which resume where they stopped, and several GPUs that measure one table."""
 
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -21,7 +24,7 @@ from gac.profiling.sweeps.multi_gpu import check_agree, common_header
 from gac.profiling.sweeps.profiler import profile_gpu
 from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
-from tests.profiling.synthetic import SyntheticGpu
+from gac.profiling.timing.sampling import Batch, Clocks, sample_until
 
 POINTS = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 31)]
 ODD, EVEN = Launch("gemm_odd", (2, 1, 1), (128, 1, 1), 0), Launch("gemm", (3, 1, 1), (384, 1, 1), 200_000)
@@ -206,6 +209,30 @@ def test_later_facts_about_other_gpus_are_in_the_header(path, run) -> None:
     assert (header.link, header.others) == ("NVLink", ("a", "b"))
     with pytest.raises(ProfileError, match="link 'NVLink' where this machine has 'PCIe'"):
         run(link="PCIe")
+
+
+MAX_MHZ = 1980
+
+
+@dataclass
+class SyntheticGpu:
+    """Measures as ``GpuMeasurer`` does; ``latency`` is in ns, ``noise`` a sample's relative standard deviation."""
+
+    latency: Callable[[Point], float]
+    noise: float = 0.003
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def measure(self, point: Point, checked: bool = False) -> Measurement:
+        def sampler(count: int) -> Batch:
+            samples = self.latency(point) * (1 + self.noise * self.random.standard_normal(count))
+            return Batch(list(np.abs(samples)), MAX_MHZ)
+
+        timing = sample_until(sampler, Clocks(0.98 * MAX_MHZ, MAX_MHZ), lambda discarded: None)
+        clock = timing.sm_clock_mhz
+        return Measurement.of(point, timing.median_ns, timing.iqr_ns, timing.samples, clock, timing.converged)
+
+    def launches(self, points: Sequence[Point]) -> list[tuple[Launch, ...]]:
+        return [()] * len(points)
 
 
 def gpu(factor: float = 1.0, noise: float = 0.003) -> SyntheticGpu:
