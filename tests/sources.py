@@ -12,9 +12,10 @@ ROOTS = [Path(package.__file__).parent for package in (gac_extensions, gac)]
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    """Every module's syntax tree by its path in its package."""
-    paths = [(root, path) for root in ROOTS for path in sorted(root.rglob("*.py"))]
-    return {path.relative_to(root).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for root, path in paths}
+    """Every module's syntax tree by its path in its package, without tests."""
+    paths = [(root, path.relative_to(root)) for root in ROOTS for path in sorted(root.rglob("*.py"))]
+    modules = [(root, path) for root, path in paths if path.parts[0] != "tests"]
+    return {path.as_posix(): ast.parse((root / path).read_text(encoding="utf-8")) for root, path in modules}
 
 
 @cache

@@ -67,7 +67,7 @@ def compare(folder: Path, *_: object) -> tuple[str, str]:
     from transformers import LlamaConfig
 
     from tests.cli.commands import run
-    from tests.conftest import _make_plan
+    from tests.fixtures import _make_plan
 
     config = LlamaConfig(
         hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8

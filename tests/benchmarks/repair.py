@@ -32,9 +32,9 @@ from gac.models.loading import default_device, load_model
 from gac.models.shapes import SHAPES
 from gac_extensions.repairs.contract import STRATEGIES
 from gac_extensions.repairs.report import RepairResult
+from gac_extensions.tests.repairs import checkpoints as stored
 from tests.benchmarks.harness import options, write
 from tests.models.small import weights_of
-from tests.repairs import checkpoints as stored
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 PUBLISHED = {"minimal": 0.0372, "optimal": 0.0720}  # memory that padding head dims added on an A100

@@ -31,7 +31,7 @@ from gac.models.families import family_of
 from gac.models.loading import default_device
 from tests.benchmarks.harness import markdown, options, write
 from tests.compression.stored import stored
-from tests.conftest import _make_plan
+from tests.fixtures import _make_plan
 from tests.models.small import small_config, small_model, weights_of
 
 FAMILIES = ("llama", "qwen3", "gemma3_text")

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 import gac
 from gac.plan.plan import Plan
+from tests.checkpoint.exported import EXACT, uniform, words
 from tests.checkpoint.test_deci import varied
-from tests.checkpoint.test_gguf import EXACT, uniform, words
 from tests.cli.commands import answer, refused, run
 from tests.compression.compressed import small_compressed
 

@@ -1,6 +1,7 @@
 """A plan applied to a random model, as the pipeline does it, and what the model then says."""
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,9 +41,30 @@ def _store(model: str, method: str, ids: bytes) -> StatisticsStore:
     return temporary_store()
 
 
-def logits(model: PreTrainedModel) -> Tensor:
+def logits(model: PreTrainedModel, ids: Tensor = IDS) -> Tensor:
     with torch.no_grad():
-        return model(IDS).logits
+        return model(ids).logits
+
+
+def generates_the_same(model: Any) -> bool:
+    """Greedy tokens with a dynamic and a static cache are those without one."""
+    options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+    caches: tuple[dict[str, Any], ...] = {"use_cache": False}, {}, {"cache_implementation": "static"}
+    alone, *cached = (model.generate(IDS, **options, **cache) for cache in caches)
+    return all(torch.equal(alone, tokens) for tokens in cached)
+
+
+def losses_of_three_steps(model: Any) -> list[float]:
+    """Of training what needs gradients on ``IDS``."""
+    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+    losses = []
+    for _ in range(3):
+        loss = model(input_ids=IDS, labels=IDS).loss
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return losses
 
 
 def divergence(dense: Tensor, other: Tensor) -> float:

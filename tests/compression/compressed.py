@@ -1,6 +1,6 @@
 """Small compressed models of any family, with random modules of many forms in them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,15 +34,18 @@ def changes_of(config: Any) -> dict[str, tuple[str, int]]:
     return found
 
 
+def share_inputs(model: Any, forms: Sequence[str] = (), fused: bool = True) -> Any:
+    """The model, in place, with one GEMM of all weights that read one input."""
+    sites = as_planned(family_of(model.config).sites(model.config), forms, fused)
+    finish(model, Description(shared_names(sites)), kernels=False)
+    return model
+
+
 def compressed(
-    model: PreTrainedModel,
-    make_plan: MakePlan,
-    changes: Mapping[str, tuple[str, int]],
-    fused: bool = False,
+    model: PreTrainedModel, make_plan: MakePlan, changes: Mapping[str, tuple[str, int]], fused: bool = False
 ) -> Any:
     """The model with those changes, in place; its new weights are random, its plan is with it."""
-    plan = make_plan(model.config, changes)
-    plan = with_recipe(plan, fuse=fused)
+    plan = with_recipe(make_plan(model.config, changes), fuse=fused)
     plan = with_measured(plan, family=model.config.model_type)
     torch.manual_seed(1)
     for choice in plan.weights:
@@ -52,15 +55,7 @@ def compressed(
             for parameter in module.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)
             model.set_submodule(choice.name, module)
-    finish(
-        model,
-        Description(
-            shared_names(as_planned(family_of(model.config).sites(model.config), plan.recipe.space.forms, fused))
-        ),
-        kernels=False,
-    )
-    attach_plan(model, plan)
-    return model.eval()
+    return attach_plan(share_inputs(model, plan.recipe.space.forms, fused), plan).eval()
 
 
 def small_compressed(model_type: str, make_plan: MakePlan, fused: bool = False) -> Any:

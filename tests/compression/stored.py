@@ -1,6 +1,6 @@
 """Small models in which forms and schemes are mixed, as ``gac.compress`` returns them, with random weights."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
@@ -71,8 +71,13 @@ def _form_of(weight: Weight, pattern: int) -> tuple[str, int]:
         wanted = [("heads", 1)]
     elif weight.neurons is None:
         wanted = [("skip", 0)]
-    dense = form_named("dense")
-    return next((one for one in wanted if form_named(one[0]).applies_to(weight)), ("dense", dense.full(weight)))
+    return first_that_takes(weight, wanted)
+
+
+def first_that_takes(weight: Weight, forms: Iterable[tuple[str, int]]) -> tuple[str, int]:
+    """The first of these forms and dims that the weight can have, or dense."""
+    dense = "dense", form_named("dense").full(weight)
+    return next((one for one in forms if form_named(one[0]).applies_to(weight)), dense)
 
 
 def in_schemes(plan: Plan, schemes: Mapping[str, str]) -> Plan:

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
 import gac
 from gac.runtime.modules import ValueLinear
-from tests.compression.applying import IDS, logits
+from tests.compression.applying import logits, losses_of_three_steps
 from tests.compression.compressed import MakePlan, compressed, small_compressed
 from tests.models.small import small_config, small_model, weights_of
 
@@ -31,14 +31,7 @@ def test_a_lora_step_on_the_factors_lowers_the_loss(lora: Any, make_plan: MakePl
     adapted = on_the_factors(lora, model)
     trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     assert len(trained) == 2 * 2 * (7 + 1)  # A and B, first and second, of a layer's weights and of one of the next
-    optimizer = torch.optim.Adam((p for p in adapted.parameters() if p.requires_grad), lr=1e-2)
-    losses = []
-    for _ in range(3):
-        loss = adapted(input_ids=IDS, labels=IDS).loss
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    losses = losses_of_three_steps(adapted)
     assert losses[0] > losses[1] > losses[2]
 
 

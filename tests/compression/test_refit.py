@@ -1,5 +1,6 @@
-"""Weights fitted again to the model as it is compressed so far: nearer to the dense model, and never more than that."""
+"""Weights fitted again to the model as it is compressed so far, and logits scaled to the dense model's confidence."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,19 +9,24 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gac.allocation.resolve import resolve_refit
+from gac.compression import refit
 from gac.compression.paired_run import PairedRun, ways_of
+from gac.compression.refit import fitted_scale, scaled_norm
 from gac.core.errors import GacError, ModelError
 from gac.forms import FORMS, form_named
 from gac.forms.curvature.registry import METHODS
 from gac.forms.tensors import tensors_of
+from gac.measurement.calibration import decoder_layers
 from gac.measurement.expected import PLAIN
 from gac.models.families import Family, ResidualPath, family_of, supported
+from gac.models.layer_stack import LayerStack
 from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
 from tests.changed import with_recipe
 from tests.compression import applying
+from tests.compression.applying import divergence
 from tests.compression.compressed import WIDTH, MakePlan
-from tests.models.small import small_config, small_model, weights_of
+from tests.models.small import every_layout, small_config, small_model, weights_of
 from tests.small_pipeline import Small
 
 BEHIND = ("exaone4", "gemma2", "gemma3_text", "glm4", "granite", "olmo2", "olmo3")
@@ -39,15 +45,8 @@ def half_of(model: PreTrainedModel, make_plan: MakePlan, refit: str) -> Plan:
 
 
 WINDOWS = torch.randint(0, 256, (16, 64), generator=torch.Generator().manual_seed(1))
-
-
-def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac") -> PreTrainedModel:
-    return applying.applied(model, plan, method, WINDOWS)
-
-
-def logits(model: PreTrainedModel) -> Tensor:
-    with torch.no_grad():
-        return model(WINDOWS).logits
+applied = partial(applying.applied, ids=WINDOWS)
+logits = partial(applying.logits, ids=WINDOWS)
 
 
 def off(model: PreTrainedModel, dense: Tensor) -> float:
@@ -67,10 +66,6 @@ def deep(model_type: str) -> PreTrainedModel:
     return model
 
 
-def test_every_form_can_be_refitted() -> None:
-    assert all("residual" in tensors_of(form).refits for form in FORMS)
-
-
 @pytest.mark.parametrize(
     "model_type", ["llama", "gemma3_text", "granite", pytest.param("olmo2", marks=pytest.mark.slow), "phi3"]
 )
@@ -81,13 +76,7 @@ def test_a_refitted_model_is_nearer(model_type: str, make_plan: MakePlan) -> Non
     fitted = applied(model, plan)
     assert off(fitted, dense) < 0.99 * off(plain, dense)
     if model_type in BEHIND:
-        assert divergence(fitted, dense) < 0.9 * divergence(plain, dense)
-
-
-def divergence(model: PreTrainedModel, dense: Tensor) -> float:
-    """The KL divergence from the dense model, mean nats a token."""
-    ours, theirs = logits(model).double().log_softmax(-1), dense.double().log_softmax(-1)
-    return float(torch.nn.functional.kl_div(ours, theirs, log_target=True, reduction="sum"))
+        assert applying.divergence(dense, logits(fitted)) < 0.9 * applying.divergence(dense, logits(plain))
 
 
 @pytest.mark.parametrize("model_type", ["gemma3_text", "granite"])
@@ -100,7 +89,8 @@ def test_a_layer_that_adds_something_else_than_its_family_says_is_refused(
         applied(model, half_of(model, make_plan, "residual"))
 
 
-def test_families_without_norm_and_factor_have_a_plain_residual_path() -> None:
+def test_every_form_can_be_refitted_and_families_without_norm_and_factor_have_a_plain_residual_path() -> None:
+    assert all("residual" in tensors_of(form).refits for form in FORMS)
     assert {name for name in supported() if paths_of(small_config(name)) != {ResidualPath()}} == {*BEHIND}
 
 
@@ -197,21 +187,16 @@ def test_the_model_is_as_it_was_when_it_fails(make_plan: MakePlan, monkeypatch: 
     assert torch.equal(logits(model), before)
 
 
-@pytest.mark.parametrize(
-    ("refit", "rule", "method", "model_type", "resolved"),
-    [
+def test_the_default_is_that_of_the_method_the_rule_and_the_layers() -> None:
+    for asked, rule, method, model_type, resolved in (
         (None, "loss", "kfac", "granite", "residual"),
         (None, "uniform", "kfac", "llama", "none"),
         (None, "loss", "svd-llm", "llama", "none"),
         ("update", "loss", "kfac", "gemma2", "update"),
-    ],
-)
-def test_the_default_is_that_of_the_method_the_rule_and_the_layers(
-    refit: Any, rule: str, method: str, model_type: str, resolved: str
-) -> None:
-    sites = family_of(small_config(model_type)).sites(small_config(model_type))
-    recipe = Recipe.of(refit=refit, rule=rule, forms=["low_rank"])
-    assert resolve_refit(recipe, METHODS.get(method), sites, model_type) == resolved
+    ):
+        sites = family_of(small_config(model_type)).sites(small_config(model_type))
+        recipe = Recipe.of(refit=asked, rule=rule, forms=["low_rank"])
+        assert resolve_refit(recipe, METHODS.get(method), sites, model_type) == resolved
 
 
 def test_what_cannot_be_refitted_is_refused() -> None:
@@ -246,13 +231,11 @@ def test_16_bit_models_with_huge_hidden_states_and_weights_of_zeros_are_fitted(m
 
 def test_states_that_do_not_fit_wait_in_host_memory(monkeypatch: pytest.MonkeyPatch, make_plan: MakePlan) -> None:
     moved: list[bool] = []
+    plan = half_of(deep("llama"), make_plan, "residual")
+    expected = logits(applied(deep("llama"), plan))
     monkeypatch.setattr(PairedRun, "_kept", lambda _self, tensor: moved.append(True) or tensor.cpu())
-    model = deep("llama")
-    plan = half_of(model, make_plan, "residual")
-    there = logits(applied(model, plan))
+    assert torch.equal(logits(applied(deep("llama"), plan)), expected)
     assert moved
-    monkeypatch.undo()
-    assert torch.equal(there, logits(applied(deep("llama"), plan)))
 
 
 def test_a_model_without_a_last_norm_is_refitted(small: Small) -> None:
@@ -260,3 +243,85 @@ def test_a_model_without_a_last_norm_is_refitted(small: Small) -> None:
     plan = small.allocate(0.8, model=model, refit="residual")
     assert plan.recipe.refit == "residual"
     assert logits(small.compress(plan, model=model)).isfinite().all()
+
+
+IDS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))
+
+
+def pair(factor: float, noise: float = 0.0) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    own = torch.randn(400, 50)
+    return own * factor, own + noise * torch.randn_like(own)
+
+
+def test_logits_that_are_a_little_too_large_get_their_size_back() -> None:
+    assert fitted_scale([pair(0.95)]) == pytest.approx(0.95, abs=0.003)
+    assert fitted_scale([pair(1.0)]) == pytest.approx(1, abs=1e-6)
+    both = [pair(0.95), pair(1.05)]
+    assert fitted_scale(both[:1]) < fitted_scale(both) < fitted_scale(both[1:])
+
+
+def test_noise_is_answered_by_less_confidence() -> None:
+    other, own = pair(1.0, 0.3)
+    found = fitted_scale([(other, own)])
+    assert found < 0.97
+    nearby = [divergence(other, (found + step) * own) for step in (-0.05, 0.05)]
+    assert divergence(other, found * own) < min(*nearby, divergence(other, own))
+
+
+def test_the_scale_stays_near_1_and_logits_that_are_not_finite_are_refused() -> None:
+    assert [fitted_scale([pair(factor)]) for factor in (0.0, 9.0)] == [refit.LEAST, refit.MOST]
+    assert fitted_scale([(torch.zeros(2, 5), torch.zeros(2, 5))]) == 1
+    with pytest.raises(ModelError, match="finite"):
+        fitted_scale([(torch.zeros(2, 5), torch.full((2, 5), torch.nan))])
+
+
+@every_layout
+def test_the_last_norm_scales_what_the_head_reads(model_type: str) -> None:
+    model = small_model(small_config(model_type))
+    name = family_of(model.config).last_norm
+    norm = model.get_submodule(name)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.add_(torch.randn_like(parameter) / 4)
+    hidden, before = torch.randn(5, norm.get_parameter("weight").numel()), norm.get_parameter("weight").clone()
+    copied = scaled_norm(norm, 0.9)
+    torch.testing.assert_close(copied(hidden), 0.9 * norm(hidden))
+    assert torch.equal(norm.get_parameter("weight"), before)
+    read: list[Tensor] = []
+    model.get_output_embeddings().register_forward_pre_hook(lambda _m, given: read.append(given[0]))
+    with torch.no_grad():
+        model(IDS)
+        model.set_submodule(name, copied)
+        model(IDS)
+    torch.testing.assert_close(read[1], 0.9 * read[0])
+
+
+@every_layout
+def test_logits_of_a_last_layers_output_are_the_models(model_type: str) -> None:
+    model = small_model(small_config(model_type, num_hidden_layers=3)).eval()
+    weights = weights_of(model.config)
+    layers = decoder_layers(model, {layer: [w for w in weights if f".{layer}." in w.name] for layer in range(3)})
+    stack = LayerStack(model, layers)
+    entered: dict[int, Tensor] = {}
+    with torch.no_grad():
+        with stack.traced(0, entered.__setitem__):
+            expected = model(IDS[:1], use_cache=False).logits[0]
+        found = stack.logits(IDS[0], stack.run(2, entered[2]))
+        assert torch.equal(found, expected)
+        assert torch.equal(model(IDS[:1]).logits[0], expected), "the layers are as they were"
+
+
+def test_a_layer_with_a_forward_of_its_own_keeps_it() -> None:
+    model = small_model(small_config("llama", num_hidden_layers=2)).eval()
+    layers = list(model.model.layers)
+    own = type(layers[0]).forward.__get__(layers[0])
+    layers[0].forward = own
+    stack = LayerStack(model, layers)
+    entered: dict[int, Tensor] = {}
+    with torch.no_grad(), stack.traced(0, entered.__setitem__):
+        model(IDS[:1], use_cache=False)
+    with torch.no_grad():
+        stack.logits(IDS[0], stack.run(1, entered[1]))
+    assert layers[0].forward is own
+    assert "forward" not in layers[1].__dict__

@@ -1,25 +1,31 @@
-"""Forms, schemes, methods and rules: the contract of every shipped one, and of examples written outside GAC.
-
-The examples also go all the way: allocate, compress, save, load, evaluate.
-"""
+"""Contracts of every shipped form, scheme, method and rule, of examples written outside GAC, and what breaks them."""
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
 from gac.allocation.rules import RULES
+from gac.allocation.weight_rules import RankRule
 from gac.forms import FORMS
+from gac.forms.base import KVCache, Latency
 from gac.forms.curvature.registry import METHODS
+from gac.forms.head_dim import HeadDim
 from gac.models.sites import Weight
-from gac.schemes import SCHEMES
+from gac.runtime.plain import modeling_gac
+from gac.runtime.storage.base import Storage
+from gac.runtime.storage.modules import STORAGES
+from gac.schemes import SCHEMES, Scheme, StorageSpec
 from gac.testing import check_form, check_method, check_rule, check_scheme
-from tests.extending.a_form import Picked, PickedLinear
+from tests.extending.a_form import Picked, PickedLinear, PickedTensors
 from tests.extending.a_method import Fwsvd
 from tests.extending.a_rule import Tapered
 from tests.extending.a_scheme import ShortMantissa
@@ -47,25 +53,20 @@ def _registries_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_contract_of_every_form(form: Any) -> None:
     form = FORMS.get(form)
     check_form(form, *filter(form.applies_to, WEIGHTS))
+    if form.name == "head_dim":
+        check_form(form, method="palu-fold")  # which folds values
 
 
-def test_values_that_a_method_folds_keep_the_contract_of_the_form() -> None:
-    check_form(FORMS.get("head_dim"), method="palu-fold")
+CONTRACTS = [
+    *((check_scheme, SCHEMES, scheme) for scheme in (*SCHEMES.names, "w3a16:64", "w2a16:16", ShortMantissa())),
+    *((check_method, METHODS, method) for method in (*METHODS.names, "asvd:0.25", "palu:2", Fwsvd())),
+    *((check_rule, RULES, rule) for rule in (*RULES.names, "uniform:down8")),
+]
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES.names, "w3a16:64", "w2a16:16", ShortMantissa()], ids=name)
-def test_the_contract_of_every_scheme(scheme: Any) -> None:
-    check_scheme(SCHEMES.get(scheme))
-
-
-@pytest.mark.parametrize("method", [*METHODS.names, "asvd:0.25", "palu:2", Fwsvd()], ids=name)
-def test_the_contract_of_every_method(method: Any) -> None:
-    check_method(METHODS.get(method))
-
-
-@pytest.mark.parametrize("rule", [*RULES.names, "uniform:down8"], ids=name)
-def test_the_contract_of_every_rule(rule: Any) -> None:
-    check_rule(RULES.get(rule))
+@pytest.mark.parametrize(("check", "registry", "plugin"), CONTRACTS, ids=[name(plugin) for *_, plugin in CONTRACTS])
+def test_the_contract_of_every_scheme_method_and_rule(check: Callable[[Any], None], registry: Any, plugin: Any) -> None:
+    check(registry.get(plugin))
 
 
 @pytest.fixture
@@ -119,3 +120,114 @@ def test_the_page_shows_these_files() -> None:
     shown = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert len(shown) >= len(files) == 4
     assert [block for block in shown if not any(block.strip() in file for file in files)] == []
+
+
+def changed(base: type, **members: Any) -> Any:
+    """An object of a class with other members; its name is its own."""
+    return type(base.__name__, (base,), {"name": "changed", **members})()
+
+
+class Wavering(RankRule):
+    """Gives one rank more every time that it is asked."""
+
+    name = "wavering"
+    asked = 0
+
+    def ranks(self, problem: Any, weights: Any, form: Any, fraction: float, limit: int) -> dict[str, int]:
+        self.asked += 1
+        return {weight.name: self.asked for weight in weights}
+
+
+class OtherAxis(Latency):
+    """Names an axis that its operation lacks."""
+
+    def axis(self, weight: Any) -> str:
+        return "r"
+
+
+class DenseCache(KVCache):
+    """Counts what the cache keeps of the dense weight."""
+
+    def numbers(self, weight: Any, dim: int) -> int:
+        return weight.cached_numbers
+
+
+class Lossy(PickedTensors):
+    """Forgets to compensate, and half of what the features held."""
+
+    def parameters(self, work: Any, weight: Any, dim: int) -> dict[str, Tensor]:
+        parameters = super().parameters(work, weight, dim)
+        return parameters | {"linear.weight": parameters["linear.weight"] / 2}
+
+
+@dataclass(frozen=True)
+class PlainEights:
+    """Numbers in 8-bit floating point, without scales."""
+
+    linear = staticmethod(functional.linear)
+
+    def tensors(self, rows: int, columns: int) -> Any:
+        return {"eights": ((rows, columns), torch.float8_e4m3fn)}
+
+    def values(self, tensors: Any, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        values: Tensor = tensors["eights"].to(dtype)
+        return values
+
+
+class Eights(PlainEights, Storage):
+    """The same with GAC."""
+
+
+class Doubled(PlainEights):
+    """Gives twice the numbers."""
+
+    def values(self, *args: Any) -> Tensor:
+        return 2 * super().values(*args)
+
+
+class OwnStorage(Scheme):
+    """Stores numbers in ``Eights``."""
+
+    name = dtype = "own"
+    bits = 8
+    storage = StorageSpec("Eights", {})
+
+    def stored(self, matrix: Tensor, inputs: Any = None, gradients: Tensor | None = None) -> dict[str, Tensor]:
+        return {"eights": matrix.to(torch.float8_e4m3fn)}
+
+
+NAN = torch.full((16, 16), torch.nan, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("check", "plugin", "message"),
+    [
+        (check_method, changed(Fwsvd, two_sided=False), "two_sided is False"),
+        (check_method, changed(Fwsvd, inputs=lambda self, moments: moments.inputs), "inputs are torch.float32"),
+        (check_method, changed(Fwsvd, inputs=lambda self, moments: NAN[:3, :3]), r"inputs have shape \(3, 3\)"),
+        (check_scheme, changed(ShortMantissa, quantised=lambda self, matrix: matrix), "lossy is True"),
+        (check_scheme, changed(ShortMantissa, quantised=lambda self, matrix: 0.9 * matrix), "rounding again changes"),
+        (check_scheme, changed(ShortMantissa, bytes=lambda self, rows, columns: rows * columns), "less than its 16"),
+        (check_scheme, changed(ShortMantissa, storage=StorageSpec("Integers8", {})), "tables call it 'bf16'"),
+        (check_scheme, OwnStorage(), "storage Eights is unknown; expected one of .*plain class in modeling_gac.py"),
+        (check_form, changed(Picked, params=lambda self, weight, dim: dim), "1 parameters, its module holds 64"),
+        (check_form, changed(Picked, applies_to=lambda self, weight: False), "takes no weight of a tiny Llama"),
+        (check_form, changed(Picked, latency=property(OtherAxis)), "axis r is none of its operation"),
+        (check_form, changed(HeadDim, cache=property(DenseCache)), "cache keeps .* of a token, not 128"),
+        (check_form, changed(Picked, tensor_form=f"{__name__}:Lossy"), "at the full dim: logits differ by up to"),
+        (check_rule, Wavering(), "wavering: another plan when asked again"),
+    ],
+)
+def test_what_breaks_a_contract(check: Callable[[Any], None], plugin: Any, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check(plugin)
+
+
+def test_a_storage_of_its_own_is_checked_with_and_without_gac(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STORAGES, "Eights", (Eights, ()))
+    check_scheme(OwnStorage())  # outside GAC there is no plain class
+    monkeypatch.setitem(modeling_gac.STORAGES, "Eights", PlainEights)
+    check_scheme(OwnStorage())
+    monkeypatch.setitem(modeling_gac.STORAGES, "Eights", Doubled)
+    with pytest.raises(AssertionError, match="opened otherwise without GAC"):
+        check_scheme(OwnStorage())

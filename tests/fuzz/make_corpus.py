@@ -16,7 +16,7 @@ from gac.runtime.contract import COMPRESSED
 from tests.allocation.small_problems import problem
 from tests.changed import changed_recipe
 from tests.cli.commands import ranks, write_profile
-from tests.conftest import _make_plan
+from tests.fixtures import _make_plan
 from tests.fuzz.targets import SEPARATOR
 
 CORPUS = Path(__file__).parent / "corpus"

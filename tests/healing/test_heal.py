@@ -5,7 +5,9 @@ import itertools
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +25,8 @@ from gac.healing.records import LossPoint
 from gac.healing.trainables import Trainables
 from gac.plan.summary import apply_commands
 from tests.cli.commands import answer, refused, run
-from tests.compression.applying import logits
+from tests.compression.applying import logits, losses_of_three_steps
+from tests.small_pipeline import has_state, state_of
 
 PLANS: dict[str, dict[str, Any]] = {
     "low rank": {},
@@ -36,18 +39,8 @@ def shapes(model: Any) -> dict[str, tuple[Any, ...]]:
     return {name: (tuple(values.shape), values.dtype) for name, values in model.state_dict().items()}
 
 
-def state_of(model: Any) -> dict[str, torch.Tensor]:
-    return {name: values.clone() for name, values in model.state_dict().items()}
-
-
-def same(model: Any, state: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(values, state[name]) for name, values in model.state_dict().items())
-
-
 @pytest.mark.parametrize("case", PLANS)
-def test_healing_lowers_the_loss_and_keeps_forms_dims_schemes_and_bytes(
-    case: str, learned: Trained, tmp_path: Path
-) -> None:
+def test_healing_lowers_the_loss_and_keeps_forms_and_bytes(case: str, learned: Trained, tmp_path: Path) -> None:
     small = learned.compressed(**PLANS[case])
     plan, before, state = small.gac_plan, shapes(small), state_of(small)
     healed = learned.heal(small)
@@ -57,16 +50,15 @@ def test_healing_lowers_the_loss_and_keeps_forms_dims_schemes_and_bytes(
     assert (record.window_tokens, record.seed, record.texts) == (LENGTH, 0, (str(learned.text),))
     assert 0.8 * TOKENS < record.tokens < 1.4 * TOKENS
     assert shapes(healed) == before
-    assert not same(healed, state)
+    assert not has_state(healed, state)
     assert replace(healed.gac_plan, healed=()) == plan
     assert not any(parameter.requires_grad for parameter in healed.parameters()) or not healed.training
     gac.save(healed, tmp_path / "healed", tokenizer=learned.tokenizer)
     loaded = gac.load(tmp_path / "healed", device=str(healed.device))
     assert torch.equal(logits(loaded), logits(healed))
     assert loaded.gac_plan == healed.gac_plan
-    assert f"gac heal DIR --against 'LlamaForCausalLM in memory' --text {learned.text}" in (
-        tmp_path / "healed" / "README.md"
-    ).read_text("utf-8")
+    card = (tmp_path / "healed" / "README.md").read_text("utf-8")
+    assert f"gac heal DIR --against 'LlamaForCausalLM in memory' --text {learned.text}" in card
     if case == "low rank":
         assert torch.equal(logits(learned.applied(healed.gac_plan)), logits(learned.compressed(**PLANS[case])))
         gac.report(healed.gac_plan, tmp_path / "plan.html")
@@ -93,7 +85,7 @@ def test_the_trained_model_is_the_stored_model(learned: Trained) -> None:
         inside = logits(small)
         trained.close(changed=True)
         torch.testing.assert_close(logits(small), inside)
-        assert same(small, state) == (change == 0)
+        assert has_state(small, state) == (change == 0)
         if change == 0:
             torch.testing.assert_close(inside, before)
 
@@ -149,20 +141,17 @@ def test_an_overfitted_run_restores_the_best_and_cools(learned: Trained, monkeyp
     assert after < before  # the best snapshot was restored
 
 
-@pytest.mark.parametrize(
-    ("train", "heldout", "expected"),
-    [
+def test_overfitting() -> None:
+    for train, heldout, expected in (
         ("9 8 7 6 5", "9 5 6 6 6", False),  # three evaluations since the best
         ("9 8 7 6 5 4", "9 5 6 6 6 6", True),
         ("9 8 9 9 9 9", "9 5 6 6 6 6", False),  # steps are too large: nothing gets better
         ("5 4 3 2 1 0", "nan 8 7 6 5 4", False),
         ("", "", False),
-    ],
-)
-def test_overfitting(train: str, heldout: str, expected: bool) -> None:
-    losses = zip(map(float, train.split()), map(float, heldout.split()), strict=True)
-    curve = [LossPoint("blocks", 0, 0, 0.0, 99.0, 0.0), *(LossPoint("model", 1, 1, 1.0, *pair) for pair in losses)]
-    assert whole_model.is_overfitted(curve) == expected
+    ):
+        losses = zip(map(float, train.split()), map(float, heldout.split()), strict=True)
+        curve = [LossPoint("blocks", 0, 0, 0.0, 99.0, 0.0), *(LossPoint("model", 1, 1, 1.0, *pair) for pair in losses)]
+        assert whole_model.is_overfitted(curve) == expected, train
 
 
 @pytest.mark.parametrize(
@@ -178,8 +167,7 @@ def test_each_phase_alone_improves_at_the_rate_of_its_batch(
         init(self, parameters, rms, rate, ranks)
 
     monkeypatch.setattr(optimizer.RelativeAdamW, "__init__", recorded)
-    healed = learned.heal(learned.compressed(), blocks=blocks, learning_rate=1e-3, tokens=64 * LENGTH)
-    [record] = healed.gac_plan.healed
+    [record] = learned.heal(learned.compressed(), blocks=blocks, tokens=64 * LENGTH).gac_plan.healed
     assert rates == {optimizer.rate_for_batch(1e-3, *tokens)}
     assert record.after < record.before
     assert record.blocks == blocks
@@ -204,19 +192,8 @@ def test_a_drift_from_the_dense_model_is_logged(learned: Trained, caplog: Any, m
     assert "the model drifts from the dense model: labels=0.9" in caplog.text
 
 
-class Clock:
-    """Advances by a second with every reading."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
 def test_the_minutes_are_kept(learned: Trained, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    clock = Clock()  # an evaluation then takes as long as a step
+    clock = SimpleNamespace(monotonic=partial(next, itertools.count(1.0)))  # an evaluation takes as long as a step
     monkeypatch.setattr(whole_model, "BATCH", 16 * LENGTH)
     for module in (api, heal, layerwise, optimizer, run_module, whole_model):
         monkeypatch.setattr(module, "time", clock)
@@ -297,9 +274,6 @@ def test_documents_of_healing_are_refused_for_evaluation(learned: Trained) -> No
         gac.perplexity(healed, learned.tokenizer, gac.Documents([document]), length=LENGTH, progress=False)
 
 
-# --- errors ---------------------------------------------------------------------------------------------------------
-
-
 def diverging(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """Make the loss of the whole model infinite from a step on."""
     exact, steps = whole_model.summed_loss, iter(range(10**6))
@@ -310,12 +284,23 @@ def diverging(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     monkeypatch.setattr(whole_model, "summed_loss", summed)
 
 
-def test_a_rate_that_is_too_high_changes_nothing(learned: Trained) -> None:
+@pytest.mark.parametrize(
+    ("options", "infinite", "message"),
+    [
+        ({"learning_rate": 0.9}, False, r"learning_rate=0\.9; expected a decreasing held-out loss"),
+        ({"blocks": 0.0}, True, "a loss of inf in step 1 of the whole model"),
+    ],
+)
+def test_a_rate_that_is_too_high_and_a_loss_that_is_never_finite_change_nothing(
+    options: dict[str, Any], infinite: bool, message: str, learned: Trained, monkeypatch: Any
+) -> None:
     small = learned.compressed()
     state = state_of(small)
-    with pytest.raises(HealingError, match=r"learning_rate=0\.9; expected a decreasing held-out loss"):
-        learned.heal(small, learning_rate=0.9)
-    assert same(small, state)
+    if infinite:
+        diverging(monkeypatch, first=0)
+    with pytest.raises(HealingError, match=message):
+        learned.heal(small, **options)
+    assert has_state(small, state)
     assert small.gac_plan.healed == ()
 
 
@@ -327,15 +312,6 @@ def test_a_loss_that_is_not_finite_ends_in_the_best_snapshot(learned: Trained, m
     [record] = small.gac_plan.healed
     assert record.after < record.before
     assert all(bool(values.isfinite().all()) for values in small.state_dict().values() if values.is_floating_point())
-
-
-def test_a_loss_that_is_never_finite_changes_nothing(learned: Trained, monkeypatch: Any) -> None:
-    small = learned.compressed()
-    state = state_of(small)
-    diverging(monkeypatch, first=0)
-    with pytest.raises(HealingError, match="a loss of inf in step 1 of the whole model"):
-        learned.heal(small, blocks=0.0)
-    assert same(small, state)
 
 
 REFUSED: list[tuple[dict[str, Any], type[GacError], str]] = [
@@ -374,18 +350,10 @@ def test_models_that_do_not_belong_together(learned: Trained, tiny_model: Any, t
         learned.heal(copy.deepcopy(small), against=small)
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
-
-
 def test_the_command(learned: Trained, tmp_path: Path, monkeypatch: Any) -> None:
-    learned.model.save_pretrained(tmp_path / "dense")
-    learned.tokenizer.save_pretrained(tmp_path / "dense")
-    gac.save(learned.compressed(), tmp_path / "small", tokenizer=learned.tokenizer)
-    command = ("heal", tmp_path / "small", "--against", tmp_path / "dense", "--tokens", TOKENS)
+    command = learned.command(tmp_path)
     texts = ("--text", learned.text, "--text", f"self:12x{LENGTH}")
-    document = answer(
-        *command, "--learning-rate", 0.001, *texts, "-o", tmp_path / "healed", "--report", tmp_path / "losses.svg"
-    )
+    document = answer(*command, *texts, "-o", tmp_path / "healed", "--report", tmp_path / "losses.svg")
     assert document["healed"]["after"] < document["healed"]["before"]
     assert document["directory"] == str(tmp_path / "healed")
     assert document["healed"]["texts"] == [str(learned.text), f"self:12x{LENGTH}"]
@@ -396,7 +364,7 @@ def test_the_command(learned: Trained, tmp_path: Path, monkeypatch: Any) -> None
     assert f"--text {learned.text} --text self:12x{LENGTH} --tokens {TOKENS} " in apply_commands(plan)[-1]
     assert run("verify", tmp_path / "healed").exit_code == 0
     diverging(monkeypatch, first=20)
-    message = refused(*command, "--learning-rate", 0.001, "-o", tmp_path / "stopped")
+    message = refused(*command, "-o", tmp_path / "stopped")
     assert "Error: a loss of inf in step 21 of the whole model" in message
     assert gac.load(tmp_path / "stopped", device="cpu").gac_plan.healed
 
@@ -405,14 +373,7 @@ def test_an_adapter_learns_on_top_of_a_healed_model(learned: Trained, tmp_path: 
     lora = pytest.importorskip("peft", exc_type=ImportError)
     healed = learned.healed()
     adapted = lora.get_peft_model(healed, lora.LoraConfig(r=4, target_modules=["first", "second"]))
-    optimizer = torch.optim.Adam((parameter for parameter in adapted.parameters() if parameter.requires_grad), lr=1e-2)
-    ids, losses = torch.arange(40).reshape(2, 20), []
-    for _ in range(3):
-        loss = adapted(input_ids=ids, labels=ids).loss
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    losses = losses_of_three_steps(adapted)
     assert losses[0] > losses[1] > losses[2]
     merged = adapted.merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")

@@ -36,9 +36,8 @@ def rows(text: HealingText) -> set[tuple[int, ...]]:
 
 @pytest.fixture
 def other(tmp_path: Path) -> str:
-    path = tmp_path / "other.txt"
-    path.write_text("gradients meet in the middle " * 100, encoding="utf-8")
-    return str(path)
+    (tmp_path / "other.txt").write_text("gradients meet in the middle " * 100, encoding="utf-8")
+    return str(tmp_path / "other.txt")
 
 
 def test_sampled_text_continues_training_windows_of_other_texts(learned: Trained, other: str) -> None:
@@ -138,14 +137,11 @@ def test_a_list_of_one_text_is_that_text(learned: Trained, other: str) -> None:
 
 
 @pytest.mark.parametrize("counts", [(20, 40, 100), (184, 8192)])
-def test_texts_have_the_same_share_of_heldout_windows_as_of_training(counts: Sequence[int]) -> None:
+def test_texts_have_the_same_share_of_heldout_windows_as_of_training_and_at_most_half(counts: Sequence[int]) -> None:
     heldout = [int(part.sum()) for part in held_out("texts", counts, 4).split(list(counts))]
     shares = [count**0.5 for count in counts]
     assert min(heldout) >= 1
     assert heldout == pytest.approx([sum(heldout) * share / sum(shares) for share in shares], abs=1)
-
-
-def test_at_most_half_of_a_text_is_held_out() -> None:
     parts = held_out("texts", [1, 2, 200], 4).split([1, 2, 200])
     assert [part.tolist() for part in parts[:2]] == [[False], [False, True]]
     assert held_out("texts", [20], 2).nonzero()[:, 0].tolist() == [5, 15]

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from trained import TOKENS, Trained
+from trained import Trained
 
-import gac
 from gac.core.io import home
 from gac.healing import heal
 from gac.healing import run as run_module
@@ -84,11 +83,7 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
 
 @pytest.mark.slow
 def test_a_killed_command_ends_like_an_uninterrupted_one(learned: Trained, tmp_path: Path, monkeypatch: Any) -> None:
-    learned.model.save_pretrained(tmp_path / "dense")
-    learned.tokenizer.save_pretrained(tmp_path / "dense")
-    gac.save(learned.compressed(), tmp_path / "small", tokenizer=learned.tokenizer)
-    arguments = [str(tmp_path / "small"), "--against", str(tmp_path / "dense"), "--tokens", str(TOKENS)]
-    arguments = ["heal", *arguments, "--learning-rate", "0.001", "-o", str(tmp_path / "healed")]
+    arguments = map(str, (*learned.command(tmp_path), "-o", tmp_path / "healed"))
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "home"))
     command = [sys.executable, "-c", KILLED, "9", *arguments]
     killed = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))

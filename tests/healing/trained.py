@@ -44,6 +44,14 @@ class Trained:
     def applied(self, plan: gac.Plan) -> Any:
         return gac.compress(copy.deepcopy(self.model), plan, tokenizer=self.tokenizer, progress=False)
 
+    def command(self, folder: Path) -> tuple[Any, ...]:
+        """``gac heal`` of the low-rank model against this one, both saved in the folder."""
+        for part in (self.model, self.tokenizer):
+            part.save_pretrained(folder / "dense")
+        gac.save(self.compressed(), folder / "small", tokenizer=self.tokenizer)
+        models = (folder / "small", "--against", folder / "dense")
+        return "heal", *models, "--tokens", TOKENS, "--learning-rate", 0.001
+
     def heal(self, small: Any, **options: Any) -> Any:
         length = {} if "minutes" in options else {"tokens": TOKENS}
         how = {"against": self.model, "tokenizer": self.tokenizer, "progress": False, "learning_rate": 1e-3}

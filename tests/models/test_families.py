@@ -16,12 +16,11 @@ from transformers import AutoConfig, LlamaConfig
 from transformers.pytorch_utils import Conv1D
 
 import gac
-from gac.compression.apply import shared_names
 from gac.core.errors import PlanError
 from gac.core.operations import linear
 from gac.forms import FORMS
 from gac.forms.curvature.registry import METHODS
-from gac.forms.planned_sites import check_forms_fit, fuse_sites
+from gac.forms.planned_sites import check_forms_fit
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import measure_curves
 from gac.models.attentions import WITHOUT_HEAD_KEYS
@@ -30,19 +29,9 @@ from gac.models.linears import as_linear, check_sizes
 from gac.models.modules import last_norm_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
-from gac.runtime.finish import Description, finish
 from tests.compression.applying import IDS, applied, logits
-from tests.compression.compressed import MakePlan
-from tests.models.small import (
-    LAYOUTS,
-    NEURONS,
-    SMALL,
-    every_family,
-    every_layout,
-    small_config,
-    small_model,
-    weights_of,
-)
+from tests.compression.compressed import MakePlan, share_inputs
+from tests.models.small import LAYOUTS, NEURONS, every_family, every_layout, small_config, small_model, weights_of
 from tests.refused import assert_refused
 
 
@@ -140,8 +129,7 @@ def test_a_compressed_model_of_every_family_is_saved_and_loaded(
 
 
 def test_weights_that_read_the_same_input_can_be_fused(compressed: Any) -> None:
-    fused = copy.deepcopy(compressed)
-    finish(fused, Description(shared_names(fuse_sites(family_of(fused.config).sites(fused.config)))), kernels=False)
+    fused = share_inputs(copy.deepcopy(compressed))
     assert set(fused.state_dict()) == set(compressed.state_dict())
     assert (logits(fused) - logits(compressed)).abs().max() < 1e-5
 
@@ -156,16 +144,13 @@ def test_the_cache_keeps_what_is_counted(model_type: str) -> None:
     assert kept == tokens * sum(weight.cached_numbers for weight in weights_of(config))
 
 
-def test_two_blocks_of_neurons_lose_the_same_rows() -> None:
-    """Gate above up in one weight: a width takes rows of both."""
+def test_neurons_may_be_two_blocks_or_not_stated() -> None:
+    """Gate above up in one weight: a width takes rows of both. GPT-2 has four times the hidden size by default."""
     weight = Weight("gate_up", 2 * NEURONS, 64, neurons="out", blocks=2)
     narrow = FORMS.get("narrow")
     assert (narrow.full(weight), narrow.max_useful_dim(weight)) == (NEURONS, NEURONS - 1)
     assert narrow.params(weight, 40) == 2 * 40 * 64
     assert narrow.latency.operation(weight, 40, rows=5) == linear(5, 64, 80)
-
-
-def test_neurons_that_are_not_given_are_four_times_the_hidden_size() -> None:
     config = small_config("gpt2")
     config.n_inner = None
     assert [weight.out_features for weight in weights_of(config)[2:4]] == [256, 64]
@@ -173,14 +158,9 @@ def test_neurons_that_are_not_given_are_four_times_the_hidden_size() -> None:
 
 def test_a_form_that_fits_no_weight_is_refused(tiny_config: LlamaConfig) -> None:
     tiny_config.num_key_value_heads = 1
-    for config, form, message in (
-        (
-            small_config("phi3"),
-            "head_dim",
-            "form head_dim, which fits no weight of a phi3 model; expected one of dense",
-        ),
-        (tiny_config, "heads", "form heads for a llama model with one KV head"),
-    ):
+    none = "form head_dim, which fits no weight of a phi3 model; expected one of dense"
+    one_head = "form heads for a llama model with one KV head"
+    for config, form, message in ((small_config("phi3"), "head_dim", none), (tiny_config, "heads", one_head)):
         sites, forms = family_of(config).sites(config), ("low_rank", form)
         refused = partial(check_forms_fit, sites, forms, config.model_type)
         assert_refused(refused, message, error=PlanError)
@@ -206,16 +186,13 @@ def test_another_architecture_is_refused_with_its_kind(kind: str, model_types: s
         assert_refused(partial(family_of, config), f"model type '{model_type}'{kind}")
 
 
-def test_experts_are_found_in_any_config() -> None:
+def test_experts_are_found_in_any_config_and_the_text_part_in_a_multimodal_one() -> None:
     dbrx = SimpleNamespace(model_type="dbrx", ffn_config=SimpleNamespace(moe_num_experts=4))
     by_layer = SimpleNamespace(model_type="hunyuan_v1_moe", num_experts=[1, 16])
     assert "llama" in family_of(SimpleNamespace(model_type="llama", num_local_experts=1)).model_types
     for config, experts in ((dbrx, 4), (by_layer, 16)):
         assert_refused(partial(family_of, config), "model type", f"({experts} experts a layer)")
-
-
-def test_a_multimodal_config_has_a_text_part_and_no_family() -> None:
-    config: Any = AutoConfig.for_model("gemma3", text_config=SMALL | {"intermediate_size": NEURONS})
+    config: Any = AutoConfig.for_model("gemma3", text_config=small_config("gemma3_text").to_dict())
     assert text_config(config) is config.text_config is text_config(config.text_config)
     assert len(family_of(text_config(config)).sites(text_config(config))) == 10
     assert_refused(lambda: family_of(config), "model type 'gemma3', a multimodal model; expected a language model")
@@ -226,15 +203,12 @@ def test_keys_that_an_architecture_does_not_read_change_no_size(model_type: str)
     config, plain = small_config(model_type), small_config(model_type)
     config.num_key_value_heads = config.head_dim = 2
     assert family_of(config).sites(config) == family_of(plain).sites(plain)
-    check_sizes(small_model(config), weights_of(config))
-
-
-def test_a_weight_of_another_size_than_the_config_says() -> None:
-    config = small_config("llama")
     model = small_model(config)
-    config.intermediate_size = 96
-    message = "model.layers.0.mlp.gate_proj has 176 outputs and 64 inputs; expected 96"
-    assert_refused(lambda: check_sizes(model, weights_of(config)), message)
+    check_sizes(model, weights_of(config))
+    model.set_submodule(weights_of(config)[-1].name, nn.Linear(7, 5))
+    assert_refused(
+        lambda: check_sizes(model, weights_of(config)), weights_of(config)[-1].name, "has 5 outputs and 7 in"
+    )
 
 
 def test_a_model_without_a_last_norm() -> None:
@@ -256,9 +230,6 @@ KNOWN = {
 
 def test_the_linear_weights_of_well_known_models_add_up() -> None:
     assert {name: sum(site.params for site in family_of(SHAPES[name]).sites(SHAPES[name])) for name in SHAPES} == KNOWN
-
-
-# --- transposed weights -----------------------------------------------------------------------------------------------
 
 
 def test_a_transposed_weight_computes_the_same() -> None:

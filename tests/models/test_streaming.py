@@ -12,12 +12,9 @@ from gac.core.errors import ModelError
 from gac.models import streaming
 from gac.models.streaming import FULL, moved, on_its_device, placed, spread, streamed
 from tests.compression.applying import logits
-from tests.small_pipeline import Small
+from tests.small_pipeline import Small, has_state, state_of
 
 accelerate = pytest.importorskip("accelerate")
-
-
-# --- copied -----------------------------------------------------------------------------------------------------------
 
 
 class Other(nn.Parameter):
@@ -41,15 +38,13 @@ def test_a_gpu_gets_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "LARGE", 1 << 10)
     monkeypatch.setattr(streaming, "CHUNK", 1 << 16)
     model = tied()
-    before = {name: values.clone() for name, values in model.state_dict().items()}
-    there = moved(model, "cuda")
-    assert there is model
+    before = state_of(model)
+    assert moved(model, "cuda") is model
     assert model.again.weight is model.one.weight
     assert not model.turned.requires_grad
-    for name, values in model.state_dict().items():
-        assert values.device.type == "cuda"
-        assert torch.equal(values.cpu(), before[name])
-        assert values.dtype == before[name].dtype
+    assert {values.device.type for values in model.state_dict().values()} == {"cuda"}
+    assert has_state(model.cpu(), before)
+    assert [values.dtype for values in model.state_dict().values()] == [values.dtype for values in before.values()]
 
 
 def test_a_cpu_keeps_them() -> None:
@@ -77,9 +72,6 @@ def test_pieces_and_small_tensors_fill_the_buffers(monkeypatch: pytest.MonkeyPat
         torch._foreach_copy_(targets, sources)
     assert all(map(torch.equal, tensors, copies))
     assert list(streaming._batches([])) == []
-
-
-# --- streamed and spread ----------------------------------------------------------------------------------------------
 
 
 def test_the_plan_is_that_of_the_model_in_memory(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +140,5 @@ def test_a_model_that_is_too_large_for_one_gpu_is_spread_over_all(
     assert {f"model.layers.{layer}" for layer in range(8)} <= places.keys()
     assert spread(model, torch.device("cuda:1")) == torch.device("cuda:1")
     with_free(0.5 * size)
-    with pytest.raises(
-        ModelError, match="and 2 GPUs with room for 0 GB; expected GPUs whose free memory holds the weights in 60%"
-    ):
+    with pytest.raises(ModelError, match="2 GPUs with room for 0 GB; expected GPUs whose free memory holds"):
         spread(model, gpus)

@@ -1,28 +1,21 @@
-"""A shape of every operator, large enough that a result has edges and its last tile is cut; and its multiplications."""
+"""A shape of every operator, large enough that its last tile is cut, and its multiplications; a made-up sweep."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
 
+import numpy as np
+
 from gac.plan.engines import STEPS
 from gac.profiling.operators import OPERATORS
 from gac.profiling.operators.base import Operator
+from gac.profiling.table import Sweep
 from gac.schemes import scheme_named
 
 _LINEAR = {"m": 70, "k": 96, "n": 144}
 _PAIR = {"m": 70, "k": 96, "r": 23, "n": 130}
-_STEP = {
-    "layers": 2,
-    "hidden": 96,
-    "neurons": 144,
-    "h": 6,
-    "kv": 3,
-    "d": 16,
-    "vocabulary": 256,
-    "b": 2,
-    "s": 1,
-    "t": 40,
-}
+_MODEL = {"layers": 2, "hidden": 96, "neurons": 144, "h": 6, "kv": 3, "d": 16, "vocabulary": 256}
+_STEP = _MODEL | {"b": 2, "s": 1, "t": 40}
 _ATTENTION = {"b": 2, "h": 6, "kv": 3, "s": 70, "t": 70, "d": 24}
 _LATENTS = {"b": 2, "h": 4, "kv": 2, "t": 40, "d": 24, "g": 1, "k": 16, "v": 24}
 _HEADS = {"m": 70, "k": 33, "heads": 4, "low": 67, "high": 90}
@@ -98,3 +91,10 @@ def schemes_of(operator: Operator) -> tuple[str, ...]:
     return tuple(
         dtype for dtype in SCHEMES if operator.takes(dtype) and operator.refusal(EXAMPLES[operator.name], dtype) is None
     )
+
+
+def make_sweep(points: Mapping[int, float], iqr: float = 0.0) -> Sweep:
+    """Latencies of low-rank pairs by rank; ``iqr`` is relative to them."""
+    dims = np.array(sorted(points), dtype=np.int64)
+    ns = np.array([points[dim] for dim in dims.tolist()], dtype=np.float64)
+    return Sweep("low_rank", "bf16", "cold", "r", (("m", 1024),), dims, ns, iqr * ns, ((),) * len(dims))

@@ -1,23 +1,15 @@
 """The page in headless Chromium: no error, no request, usable by keyboard and touch, on a phone and in the dark."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import axe_playwright_python
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from gac.reporting.report.render import report_page
 from gac.reporting.report.sources import Sources
-from gac_extensions.tokens.page import tokens_page
+from tests.reporting.browsers import DESK, PHONE, chromium, violations
 from tests.reporting.report_plans import by_rule, decided, renamed, whole_range
-from tests.tokens.test_token_plan import curves, plan_of
-
-AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-PHONE, DESK = (390, 844), (1280, 900)
 
 EVERY_SHADE = """() => [0, 1, 2, 3, 4, 5, 6, 7].forEach((shade) => {
   const cell = document.querySelector("#heat td").cloneNode(true);
@@ -28,12 +20,8 @@ EVERY_SHADE = """() => [0, 1, 2, 3, 4, 5, 6, 7].forEach((shade) => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
-    assert program, f"these tests need one of {', '.join(CHROMIUM)}: apt-get install chromium"
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program)
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture
@@ -77,27 +65,6 @@ def test_accessibility_rules_hold(
     page.evaluate(EVERY_SHADE)
     assert violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") == size[0]
-
-
-def violations(page: Page) -> list[tuple[str, list[str]]]:
-    page.evaluate(AXE)
-    rules = page.evaluate("axe.run(document)")["violations"]
-    return [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in rules]
-
-
-@pytest.mark.parametrize(("size", "scheme"), [(PHONE, "dark"), (DESK, "light")])
-def test_they_hold_on_the_page_of_tokens_kept(
-    browser: Browser, tmp_path: Path, size: tuple[int, int], scheme: str
-) -> None:
-    path = tmp_path / "tokens.html"
-    path.write_text(tokens_page(plan_of(curves(8), 8 * 24), "ours"), encoding="utf-8")
-    viewport: Any = {"width": size[0], "height": size[1]}
-    context = browser.new_context(viewport=viewport, color_scheme=scheme, bypass_csp=True, has_touch=size == PHONE)
-    page = context.new_page()
-    page.goto(path.as_uri())
-    assert violations(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth") == size[0]
-    context.close()
 
 
 def test_the_tab_key_goes_through_the_page_in_order(opened: Callable[..., Page], sources: Sources) -> None:

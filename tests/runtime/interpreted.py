@@ -1,20 +1,35 @@
-"""Triton kernels on a CPU, in Triton's interpreter (``tests/conftest.py``); on a GPU they are compiled."""
+"""Triton kernels on a CPU, in Triton's interpreter (``tests/fixtures.py``); on a GPU they are compiled."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch import library
+from torch import Tensor, library
 
 from gac.runtime.kernels import split_k as tiles
+from gac.runtime.plain.modeling_gac import Heads
 
 pytest.importorskip("triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COMPILER = "inductor" if DEVICE == "cuda" else "aot_eager"
 """Backend of ``torch.compile``: on a CPU Inductor calls a C++ compiler, which takes most of a minute."""
+
+
+class OnGpu:
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True
+
+
+class Graphs(list[torch.fx.GraphModule]):
+    """A backend of ``torch.compile`` that keeps graphs, and runs them as they are."""
+
+    def __call__(self, graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        self.append(graph)
+        return graph.forward
 
 
 class Hopper:
@@ -26,6 +41,11 @@ class Hopper:
 def shapes(every: Sequence[Any], interpreted: Sequence[int]) -> list[Any]:
     """Return all cases of a kernel on a GPU, and some by their positions in Triton's interpreter, which is slow."""
     return list(every) if DEVICE == "cuda" else [every[position] for position in interpreted]
+
+
+def features(y: Any) -> Tensor:
+    """The output of a module, of shorter values too."""
+    return y.features if isinstance(y, Heads) else y  # type: ignore[no-any-return]
 
 
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

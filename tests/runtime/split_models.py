@@ -1,14 +1,11 @@
 """Small checkpoints that are split over two processes: every form and several schemes, and what cannot be divided."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from gac.forms import form_named
 from gac.models.families import family_of
-from gac.models.sites import Weight
 from tests.compression.compressed import compressed
-from tests.compression.stored import stored
+from tests.compression.stored import first_that_takes, stored
 from tests.models.small import small_config, small_model, weights_of
 
 MIXED = (("llama", "bf16"), ("llama", "w8a16"), ("gemma3_text", "w4a16:16"), ("qwen3", "w8a16"))
@@ -27,33 +24,22 @@ FORMS: dict[int, tuple[tuple[str, int], ...]] = {
 """By layer, the forms that its weights have where they can, the first that takes one."""
 
 
-def checkpoints(folder: Path, make_plan: Callable[..., Any]) -> Iterator[Path]:
-    """Write them, each in a folder of its own name."""
+def models(make_plan: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """All of them, by name."""
     for family, scheme in MIXED:
-        yield _saved(_mixed(family, scheme, make_plan, fused=family == "llama"), folder / f"{family}-{scheme}")
+        yield f"{family}-{scheme}", _mixed(family, scheme, make_plan, fused=family == "llama")
     for family in OTHERS:
-        yield _saved(_mixed(family, "bf16", make_plan), folder / family)
+        yield family, _mixed(family, "bf16", make_plan)
     for name, first in ((UNEVEN, "narrow"), (INDIVISIBLE, "dense")):
-        yield _saved(_of_three_heads(first, make_plan), folder / name)
-
-
-def _saved(model: Any, folder: Path) -> Path:
-    model.save_pretrained(folder)
-    return folder
+        yield name, _of_three_heads(first, make_plan)
 
 
 def _mixed(family: str, scheme: str, make_plan: Callable[..., Any], fused: bool = False) -> Any:
     config = small_config(family, num_hidden_layers=len(FORMS))
     setattr(config, family_of(config).neurons, 192)
-    chosen = {weight.name: (*_form_of(weight), scheme) for weight in weights_of(config)}
+    layers = ((weight, int(weight.name.split(".layers.")[1].split(".")[0])) for weight in weights_of(config))
+    chosen = {weight.name: (*first_that_takes(weight, FORMS[layer]), scheme) for weight, layer in layers}
     return stored(small_model(config), make_plan, chosen, fused=fused)
-
-
-def _form_of(weight: Weight) -> tuple[str, int]:
-    dense = form_named("dense")
-    layer = int(weight.name.split(".layers.")[1].split(".")[0])
-    wanted = (one for one in FORMS[layer] if form_named(one[0]).applies_to(weight))
-    return next(wanted, ("dense", dense.full(weight)))
 
 
 def _of_three_heads(first: str, make_plan: Callable[..., Any]) -> Any:

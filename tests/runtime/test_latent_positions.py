@@ -29,13 +29,8 @@ ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
-    "longrope": {
-        "rope_type": "longrope",
-        "factor": 4.0,
-        "original_max_position_embeddings": 8,
-        "short_factor": [1.0 + at / 8 for at in range(16)],
-        "long_factor": [2.0 + at for at in range(16)],
-    },
+    "longrope": {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 8}
+    | {"short_factor": [1.0 + at / 8 for at in range(16)], "long_factor": [2.0 + at for at in range(16)]},
 }
 """Rotary embeddings; a text of 12 tokens is longer than their original length of 8."""
 
@@ -92,9 +87,10 @@ def merged(model: Any) -> Any:
     return dense
 
 
-def alone(model: Any, ids: Any) -> Tensor:
-    """Logits after the last token, without a cache."""
-    logits: Tensor = model(torch.as_tensor(ids)[None], use_cache=False).logits[0, -1]
+def at_once(model: Any, tokens: int = 12) -> Tensor:
+    """Logits of a batch of texts, without a cache."""
+    given = {"attention_mask": SHOWN[:, :tokens], "position_ids": RANDOM[:, :tokens]}
+    logits: Tensor = model(TWELVE[:, :tokens], use_cache=False, **given).logits
     return logits
 
 
@@ -104,9 +100,10 @@ def in_parts(
     sizes: tuple[int, ...],
     positions: Tensor = RANDOM,
     mask: Tensor | None = SHOWN,
+    begin: int = 0,
 ) -> Tensor:
-    """Logits of a batch of texts that are read in parts."""
-    logits, begin = [], 0
+    """Logits of these texts, from a token on, that are read in parts."""
+    logits = []
     for size in sizes:
         end = begin + size
         given = {"attention_mask": None if mask is None else mask[:, :end], "position_ids": positions[:, begin:end]}
@@ -119,9 +116,6 @@ def largest_error(found: Tensor, due: Tensor, mask: Tensor | None = SHOWN) -> fl
     """Of tokens that are shown, relative to the largest logit."""
     shown = torch.ones_like(TWELVE) if mask is None else mask
     return float((found - due).abs()[shown[:, : due.shape[1]].bool()].max() / due.abs().max())
-
-
-# --- padding --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
@@ -145,17 +139,13 @@ def test_padding_of_a_prompt(llama: Any, kind: str, ids: list[int], mask: list[i
         past_key_values=cache,
         use_cache=True,
     ).logits[0, -1]
-    due = alone(llama, TEXT)
+    due = llama(torch.tensor([TEXT]), use_cache=False).logits[0, -1]
     assert (found - due).abs().max() < 1e-5 * due.abs().max()
-
-
-# --- positions of any kind ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", CACHES)
 def test_any_positions(llama: Any, kind: str) -> None:
-    due = llama(TWELVE, attention_mask=SHOWN, position_ids=RANDOM, use_cache=False).logits
-    assert largest_error(in_parts(llama, CACHES[kind](llama.config), (5, 1, 1, 4, 1)), due) < 1e-5
+    assert largest_error(in_parts(llama, CACHES[kind](llama.config), (5, 1, 1, 4, 1)), at_once(llama)) < 1e-5
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -200,20 +190,14 @@ def test_frequencies_are_those_of_each_call(model_type: str, rope: str, make_pla
     assert largest_error(found, due, None) < 1e-5
 
 
-# --- operations on a cache ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_tokens_taken_back(llama: Any, kind: str) -> None:
     cache = CACHES[kind](llama.config)
     in_parts(llama, cache, (5, 3))
     cache.crop(-2)
-    due = llama(TWELVE[:, :9], attention_mask=SHOWN[:, :9], position_ids=RANDOM[:, :9], use_cache=False).logits
-    found = [due[:, :6]]
-    for at in (6, 7, 8):
-        given = {"attention_mask": SHOWN[:, : at + 1], "position_ids": RANDOM[:, at : at + 1]}
-        found.append(llama(TWELVE[:, at : at + 1], past_key_values=cache, use_cache=True, **given).logits)
-    assert largest_error(torch.cat(found, 1), due) < 1e-5
+    due = at_once(llama, 9)
+    found = torch.cat((due[:, :6], in_parts(llama, cache, (1, 1, 1), begin=6)), 1)
+    assert largest_error(found, due) < 1e-5
 
 
 @pytest.mark.parametrize(("kind", "rope"), [("dynamic", "dynamic"), ("static", "default"), ("quantised", "default")])
@@ -225,8 +209,7 @@ def test_rows_in_another_order(kind: str, rope: str, make_plan: MakePlan) -> Non
         cache = CACHES[kind](model.config)
         in_parts(one, cache, (5, 2))
         cache.reorder_cache(torch.tensor([1, 0]))
-        given = {"attention_mask": SHOWN[:, :8].flip(0), "position_ids": RANDOM[:, 7:8].flip(0)}
-        found.append(one(TWELVE[:, 7:8], past_key_values=cache, use_cache=True, **given).logits)
+        found.append(in_parts(one, cache, (1,), RANDOM.flip(0), SHOWN.flip(0), begin=7))
     assert (found[0] - found[1]).abs().max() < 1e-5 * found[0].abs().max()
 
 
@@ -246,11 +229,9 @@ def test_a_copy_of_a_cache(llama: Any, kind: str, how: str) -> None:
     in_parts(llama, cache, (5, 2))
     other = copy.deepcopy(cache) if how == "copied" else pickle.loads(pickle.dumps(cache))
     assert all(isinstance(layer, (DynamicLayer, StaticLayer)) for layer in other.layers)
-    due = llama(TWELVE, attention_mask=SHOWN, position_ids=RANDOM, use_cache=False).logits
+    due = at_once(llama)
     for one in (other, cache):
-        given = {"attention_mask": SHOWN, "position_ids": RANDOM[:, 7:]}
-        found = llama(TWELVE[:, 7:], past_key_values=one, use_cache=True, **given).logits
-        assert largest_error(torch.cat((due[:, :7], found), 1), due) < 1e-5
+        assert largest_error(torch.cat((due[:, :7], in_parts(llama, one, (5,), begin=7)), 1), due) < 1e-5
 
 
 def test_assisted_generation(llama: Any) -> None:
@@ -262,23 +243,18 @@ def test_assisted_generation(llama: Any) -> None:
     assert torch.equal(llama.generate(prompt, assistant_model=small_model(small_config("llama")), **options), due)
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_a_compiled_step(llama: Any) -> None:
     """One graph for every step; positions may jump."""
-    torch._dynamo.reset()
     cache = StaticCache(llama.config, max_cache_len=16)
     found = [in_parts(llama, cache, (6,))]
     compiled = torch.compile(llama, backend="eager", fullgraph=True)
     for at in range(6, 12):
-        given = {"position_ids": RANDOM[:, at : at + 1], "attention_mask": SHOWN[:, : at + 1]}
-        padded = torch.nn.functional.pad(given["attention_mask"], (0, 15 - at))
+        padded = torch.nn.functional.pad(SHOWN[:, : at + 1], (0, 15 - at))
         mask = (padded[:, None, None, :] != 0) & (torch.arange(16) <= at)
-        given["attention_mask"] = mask
+        given = {"position_ids": RANDOM[:, at : at + 1], "attention_mask": mask}
         found.append(compiled(TWELVE[:, at : at + 1], past_key_values=cache, use_cache=True, **given).logits)
-    due = llama(TWELVE, attention_mask=SHOWN, position_ids=RANDOM, use_cache=False).logits
-    assert largest_error(torch.cat(found, 1), due) < 1e-5
-
-
-# --- what is refused ------------------------------------------------------------------------------------------------
+    assert largest_error(torch.cat(found, 1), at_once(llama)) < 1e-5
 
 
 def test_tokens_without_positions_are_refused(llama: Any) -> None:
@@ -287,9 +263,6 @@ def test_tokens_without_positions_are_refused(llama: Any) -> None:
     stripped = DynamicCache([(layer.keys, layer.values) for layer in cache.layers])
     with pytest.raises(ValueError, match="layer 0 of the cache holds tokens without positions; expected an"):
         in_parts(llama, stripped, (1,), mask=None)
-
-
-# --- runs -----------------------------------------------------------------------------------------------------------
 
 
 def test_runs_of_positions() -> None:

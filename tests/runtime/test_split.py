@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from gac.runtime.parallel.division import cuts_of, styles_of, units_of
 from gac.runtime.parallel.ranks import SplitError, ranks_asked_for
 from tests.compression.compressed import MakePlan
 from tests.models.small import LAYOUTS, small_config, small_model, weights_of
-from tests.runtime.split_models import MIXED, OTHERS, UNEVEN, checkpoints
+from tests.runtime.split_models import MIXED, UNEVEN, models
 
 WORKER = Path(__file__).with_name("split_worker.py")
 ROOT = WORKER.parents[2]
@@ -31,7 +32,8 @@ NO_PLAN = ("gpt2", "opt")
 def found(make_plan: MakePlan, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """What the two processes found."""
     folder = tmp_path_factory.mktemp("split")
-    assert len(list(checkpoints(folder, make_plan))) == len(MIXED) + len(OTHERS) + 2
+    for name, model in models(make_plan):
+        model.save_pretrained(folder / name)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(WORKER)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([*command, str(folder)], env=environment, capture_output=True, text=True, check=False)
@@ -43,10 +45,14 @@ def found(make_plan: MakePlan, tmp_path_factory: pytest.TempPathFactory) -> tupl
 @pytest.mark.slow
 def test_split_models_say_what_whole_ones_say(found: Any) -> None:
     for rank in found:
+        assert len(rank["loaded"]) == 7
         for name, model in rank["loaded"].items():
             assert model["error"] < 1e-4, name
             assert model["same"], name
             assert model["names"], name
+        assert rank["static"]
+        assert len(rank["ends"]) == 3
+        assert max(rank["ends"].values()) < 1e-4
 
 
 @pytest.mark.slow
@@ -60,24 +66,10 @@ def test_each_process_has_half_of_the_layers(family: str, scheme: str, found: An
 
 
 @pytest.mark.slow
-def test_a_static_cache_has_the_heads_of_its_process(found: Any) -> None:
-    assert all(rank["static"] for rank in found)
-
-
-@pytest.mark.slow
 def test_what_cannot_be_divided_is_whole_and_said_once(found: Any) -> None:
-    said = [rank["loaded"][UNEVEN]["said"] for rank in found]
-    assert said == [
-        ["whole in each of 2 processes: model.layers.0.self_attn.q_proj (3 key-value heads) and 11 more"],
-        [],
-    ]
-
-
-@pytest.mark.slow
-def test_embeddings_and_heads_of_few_bits_are_divided(found: Any) -> None:
-    for rank in found:
-        assert len(rank["ends"]) == 3
-        assert max(rank["ends"].values()) < 1e-4
+    said, nothing = (rank["loaded"][UNEVEN]["said"] for rank in found)
+    assert said == ["whole in each of 2 processes: model.layers.0.self_attn.q_proj (3 key-value heads) and 11 more"]
+    assert nothing == []
 
 
 @pytest.mark.slow
@@ -94,10 +86,7 @@ def test_a_bench_holds_parts_and_takes_the_slowest_process(found: Any) -> None:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (
-            "indivisible",
-            "CheckpointError: a gac_llama over 2 processes, of which nothing can be divided (model.layers.0",
-        ),
+        ("indivisible", "CheckpointError: a gac_llama over 2 processes, of which nothing can be divided (model."),
         ("apart", "CheckpointError: process 1 has files of digest "),
         ("saved", "SplitError: a model that is split over 2 processes; expected a whole one. Load it whole."),
         ("size", "SplitError: tp_size=4; expected 2, the number of processes."),
@@ -156,20 +145,14 @@ def test_the_parts_of_all_processes_are_the_whole(size: int) -> None:
     assert [cut.groups for cut in cuts] == [shared] * size
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tp_plan": {"a": "colwise"}}, "tp_plan={'a': 'colwise'}; expected 'auto'. How a compressed model is split"),
+def test_other_ways_to_split_are_refused_and_a_device_is_torchruns_affair(tmp_path: Path) -> None:
+    colwise, fsdp = {"a": "colwise"}, {"fsdp_size": 2, "tp_size": 2}
+    for options, message in (
+        ({"tp_plan": colwise}, "tp_plan={'a': 'colwise'}; expected 'auto'. How a compressed model is split"),
         ({"tp_plan": "auto"}, "tp_plan in one process; expected several. Start them with torchrun --nproc-per-node 2."),
-        ({"distributed_config": {"fsdp_size": 2, "tp_size": 2}}, "fsdp_size=2; expected tp_size and tp_plan alone."),
-    ],
-)
-def test_other_ways_to_split_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(SplitError) as caught:
-        ranks_asked_for(options)
-    assert str(caught.value).startswith(message)
-
-
-def test_a_device_is_torchruns_affair(tmp_path: Path) -> None:
+        ({"distributed_config": fsdp}, "fsdp_size=2; expected tp_size and tp_plan alone."),
+    ):
+        with pytest.raises(SplitError, match=re.escape(message)):
+            ranks_asked_for(options)
     with pytest.raises(CheckpointError, match="tp_plan='auto' and device='cpu'; expected one of them"):
         gac.load(tmp_path, "cpu", tp_plan="auto")

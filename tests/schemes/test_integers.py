@@ -2,12 +2,13 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 import gac
 from gac.allocation.decide import SLACK, speed_defaults
@@ -19,7 +20,6 @@ from gac.measurement import calibration
 from gac.measurement.layerwise import LayerwiseBackward
 from gac.models.families import family_of
 from gac.models.loading import load_config
-from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
 from gac.schemes import SCHEMES, scheme_named, scheme_timed_as
 from gac.schemes.base import LARGEST_SCALE
@@ -33,6 +33,7 @@ from gac.schemes.integers.grids import SMALLEST_SCALE, fit_grid, in_16_bits, nea
 from gac.schemes.integers.levels import IntegerLevels
 from gac.schemes.matrices import Grid, quantise_matrix
 from tests.compression.stored import held_bytes
+from tests.small_pipeline import Small, has_state
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton kernels need a GPU")
 
@@ -47,16 +48,13 @@ def test_bytes_count_words_scales_zero_points_and_what_fills_no_group() -> None:
     assert scheme_named("w2a16:64").bytes(0, 64) == scheme_named("w2a16:64").bytes(64, 0) == 0
 
 
-def test_its_own_size_of_groups_is_no_other_scheme() -> None:
+def test_its_own_size_of_groups_is_no_other_scheme_and_other_names_are_refused() -> None:
     assert SCHEMES.get("w4a16:128") is SCHEMES.get("w4a16")
     assert scheme_timed_as("w4a16:128") is SCHEMES.get("w4a16")
     assert Recipe.of(memory=0.3, schemes=("w4a16", "w4a16:128", "w4a16:64")).space.schemes == ("w4a16", "w4a16:64")
-
-
-@pytest.mark.parametrize("wrong", ["w4a16:", "w4a16:0", "w4a16:-1", "w4a16:x", "w99a16"])
-def test_other_names_are_refused(wrong: str) -> None:
-    with pytest.raises(PlanError, match="scheme"):
-        SCHEMES.get(wrong)
+    for wrong in ("w4a16:", "w4a16:0", "w4a16:-1", "w4a16:x", "w99a16"):
+        with pytest.raises(PlanError, match="scheme"):
+            SCHEMES.get(wrong)
 
 
 def correlated(columns: int) -> Tensor:
@@ -211,17 +209,12 @@ def test_the_kernel_fits_a_grid_as_good_as_a_cpu_does(shape: tuple[int, ...], mo
         assert torch.allclose(*errors, rtol=1e-12, atol=0, equal_nan=True)
 
 
-def planned(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, text: Path, **options: object) -> Plan:
-    defaults = {"calibration": f"{text}:4x32", "profile": "nvidia-h100-80gb-hbm3", "align": 8, "tokenizer": tokenizer}
-    return gac.allocate(model, **(defaults | options))
-
-
 def test_memory_is_shared_out_and_what_is_evaluated_is_what_is_saved(
-    directory: Path, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
+    small: Small, directory: Path, tmp_path: Path
 ) -> None:
     dense = LlamaForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
     schemes = ("bf16", "w8a16", "w4a16:32", "w3a16:32", "w2a16:32")
-    plan = planned(dense, tiny_tokenizer, text_file, memory=0.3, schemes=schemes, refit="residual")
+    plan = small.allocate(None, dense, memory=0.3, schemes=schemes, refit="residual", align=8)
     assert {limit.column for limit in plan.limits} == {"params", "bytes"}
     assert plan.certificate.status == "optimal"
     assert len({choice.scheme for choice in plan.weights}) > 1
@@ -230,25 +223,18 @@ def test_memory_is_shared_out_and_what_is_evaluated_is_what_is_saved(
         for choice in plan.weights
         for shape in form_named(choice.form).latency.matrices(choice.weight, choice.dim)
     ]
-    small = gac.compress(dense, plan, tokenizer=tiny_tokenizer)
+    rounded, _ = small.there_and_back(plan, tmp_path, dense)
     for choice in plan.weights:
         if choice.scheme == "w2a16:32" and choice.form == "dense":
-            weight = small.get_submodule(choice.name).values(torch.float32)
+            weight = rounded.get_submodule(choice.name).values(torch.float32)
             assert all(len(group.unique()) <= 4 for group in weight.reshape(-1, 32))
-    gac.save(small, tmp_path / "small", tokenizer=tiny_tokenizer)
-    loaded = gac.load(tmp_path / "small", device="cpu")
-    ids = torch.arange(40).reshape(2, 20)
-    with torch.no_grad():
-        assert torch.equal(loaded(ids).logits, small.cpu()(ids).logits)
     tensors = load_file(tmp_path / "small" / "model.safetensors")
     assert held_bytes(tensors, plan) == plan.bytes[0] == sum(counted) <= 0.3 * plan.bytes[1]
 
 
-def test_fewer_bytes_than_any_plan_has_are_refused(
-    tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path
-) -> None:
+def test_fewer_bytes_than_any_plan_has_are_refused(small: Small) -> None:
     with pytest.raises(BudgetError, match=r"bytes .*at least [0-9,]+, the smallest.* Ask for memory of 0\.08"):
-        planned(tiny_model, tiny_tokenizer, text_file, memory=0.01, schemes=("w8a16", "w4a16"), forms=("narrow",))
+        small.allocate(None, memory=0.01, schemes=("w8a16", "w4a16"), forms=("narrow",), align=8)
 
 
 @pytest.mark.parametrize("name", ["w4a16", "fp8"])
@@ -264,62 +250,45 @@ def test_a_limit_of_latency_needs_a_profile_of_the_scheme(name: str) -> None:
 
 
 def test_what_rounding_needs_is_kept_where_moments_are_too_large_to_be(
-    tiny_model: LlamaForCausalLM,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-    text_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then compressing does not calibrate a second time, and rounds to the same numbers."""
-    asked = {"memory": 0.5, "schemes": ("bf16", "w8a16", "w4a16:32"), "refit": "none"}
-    plan = planned(tiny_model, tiny_tokenizer, text_file, **asked)
-    expected = gac.compress(copy.deepcopy(tiny_model), plan, tokenizer=tiny_tokenizer, progress=False)
-    monkeypatch.setenv("GAC_HOME", str(text_file.parent / "another"))
+    asked: dict[str, Any] = {"memory": 0.5, "schemes": ("bf16", "w8a16", "w4a16:32"), "refit": "none", "align": 8}
+    expected = small.compress(small.allocate(None, **asked), copy.deepcopy(small.model))
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "another"))
     monkeypatch.setattr(calibration, "LAYER_BYTES", 0)
-    again = planned(tiny_model, tiny_tokenizer, text_file, **asked)
-    assert not list((text_file.parent / "another").rglob("layer-*"))
+    again = small.allocate(None, **asked)
+    assert not list((tmp_path / "another").rglob("layer-*"))
     monkeypatch.delattr(LayerwiseBackward, "start")
     quantised, quantise = [], rounding.quantise
     listening = lambda matrix, *known: quantised.append(matrix.shape) or quantise(matrix, *known)  # noqa: E731
     monkeypatch.setattr("gac.schemes.matrices.quantise", listening)
-    found = gac.compress(copy.deepcopy(tiny_model), again, tokenizer=tiny_tokenizer, progress=False)
+    found = small.compress(again)
     assert {one.scheme for one in again.weights} > {"w8a16"}
     rounded = [one.weight for one in again.weights if one.scheme != "bf16" and one.form == "dense"]
     assert {(weight.out_features, weight.in_features) for weight in rounded} <= {*map(tuple, quantised)}
-    for name, tensor in expected.state_dict().items():
-        assert torch.equal(found.state_dict()[name], tensor), name
+    assert has_state(found, expected.state_dict())
 
 
 NAMES = ("w8a16", "w4a16:32", "w3a16", "w2a16", "w8a8")
 SIZE = 64
 
 
-def equal_numbers() -> Tensor:
-    """Rows of one number each, over an octave, positive and negative."""
-    values = torch.linspace(0.01, 0.02, 257, dtype=torch.float64)
-    return torch.cat([values, -values])[:, None].expand(-1, SIZE).contiguous()
+def groups() -> dict[str, Tensor]:
+    """Rows of one number each, over an octave; of random ones, of one sign, with an outlier, and of all sizes, from
+    those that the smallest scale holds as a few numbers to those that the largest one just reaches."""
+    octave, draw = torch.linspace(0.01, 0.02, 257, dtype=torch.float64), torch.Generator().manual_seed(0)
+    normal, even = (kind(200, SIZE, dtype=torch.float64, generator=draw) for kind in (torch.randn, torch.rand))
+    return {
+        "equal": torch.cat([octave, -octave])[:, None].expand(-1, SIZE).contiguous(),
+        "random": normal,
+        "one sign": even + 1,
+        "outlier": normal * torch.where(torch.arange(SIZE) == 7, 50, 1),
+        "all sizes": (2 * even - 1) * torch.logspace(-6, 4.8, 200, dtype=torch.float64)[:, None],
+    }
 
 
-def with_an_outlier() -> Tensor:
-    torch.manual_seed(0)
-    matrix = torch.randn(200, SIZE, dtype=torch.float64)
-    matrix[:, 7] *= 50
-    return matrix
-
-
-def of_all_sizes() -> Tensor:
-    """Rows from those that the smallest scale holds as a few numbers to those that the largest one just reaches."""
-    torch.manual_seed(0)
-    numbers = torch.rand(200, SIZE, dtype=torch.float64) * 2 - 1
-    return numbers * torch.logspace(-6, 4.8, 200, dtype=torch.float64)[:, None]
-
-
-GROUPS = {
-    "equal": equal_numbers(),
-    "random": torch.randn(200, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
-    "one sign": torch.rand(200, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1,
-    "outlier": with_an_outlier(),
-    "all sizes": of_all_sizes(),
-}
+GROUPS = groups()
 
 
 def with_the_nearest_scale(matrix: Tensor, bits: int, zero: bool) -> Tensor:
@@ -380,9 +349,6 @@ def test_scales_are_within_what_16_bits_hold() -> None:
         assert torch.equal(scales.to(dtype).double(), scales)
 
 
-# --- weights beyond a scheme's range --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["w4a16", "w2a16:32", "w8a8"])
 def test_a_matrix_of_the_largest_numbers_is_quantised_and_one_beyond_is_refused(name: str) -> None:
     scheme = scheme_named(name)
@@ -395,23 +361,17 @@ def test_a_matrix_of_the_largest_numbers_is_quantised_and_one_beyond_is_refused(
             scheme.quantised(1.1 * scheme.largest * matrix, inputs)
 
 
-def test_such_weights_are_refused_by_name_before_anything_runs(
-    tiny_model: LlamaForCausalLM,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-    text_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_such_weights_are_refused_by_name_before_anything_runs(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, **__: object) -> None:
         raise AssertionError("calibrated")
 
     monkeypatch.setattr("gac.measurement.session.calibration_run", run)
     name = "model.layers.0.mlp.up_proj"
-    tiny_model.get_submodule(name).weight.data[1, 2] = -1e6
-    options = {"calibration": f"{text_file}:4x32", "profile": "nvidia-h100-80gb-hbm3", "tokenizer": tiny_tokenizer}
+    small.model.get_submodule(name).weight.data[1, 2] = -1e6
     with pytest.raises(ModelError, match=rf"{name} has numbers up to 1e\+06, in scheme w4a16:32"):
-        gac.allocate(tiny_model, memory=0.4, schemes=("bf16", "w8a16", "w4a16:32"), **options)
+        small.allocate(None, memory=0.4, schemes=("bf16", "w8a16", "w4a16:32"))
     with pytest.raises(AssertionError, match="calibrated"):
-        gac.allocate(tiny_model, 0.8, **options)
-    tiny_model.get_input_embeddings().weight.data[3, 3] = 1e7
+        small.allocate(0.8)
+    small.model.get_input_embeddings().weight.data[3, 3] = 1e7
     with pytest.raises(ModelError, match=r"model.embed_tokens has numbers up to 1e\+07, in scheme w8a16"):
-        gac.allocate(tiny_model, 0.8, head="w8a16", **options)
+        small.allocate(0.8, head="w8a16")

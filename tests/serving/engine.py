@@ -104,6 +104,14 @@ class Request:
             assert logprobs == pytest.approx(others, abs=EXACT)
 
 
+def assert_served(requests: Iterable[Request], folder: Path) -> None:
+    """Run vLLM on the models, and fail unless it wrote the tokens of ``generate`` for each."""
+    requests = list(requests)
+    serve(requests, folder)
+    for request in requests:
+        request.assert_same()
+
+
 def serve(requests: Iterable[Request], folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> None:
     """Run vLLM on models, one after the other, with more variables in its environment; ``folder`` holds the list."""
     path = folder / "requests.json"

@@ -1,6 +1,5 @@
 """``gac bench --engine vllm`` in the engine's CPU build: ``make test-vllm`` runs it."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from gac.evaluation.engines.records import EngineBench
 from gac.plan.plan import Plan
+from tests.changed import edited
 from tests.cli.commands import refused, run
 from tests.serving.engine import PYTHON, needs_vllm, save, small
 
@@ -46,8 +46,8 @@ def test_a_pair_is_timed_in_turns(make_plan: Callable[..., Plan], tmp_path: Path
 
 def test_an_architecture_that_the_engine_does_not_have_is_refused(tmp_path: Path) -> None:
     small("llama").save_pretrained(tmp_path / "strange")
-    path = tmp_path / "strange" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["StrangeForCausalLM"]}))
+    with edited(tmp_path / "strange" / "config.json") as config:
+        config["architectures"] = ["StrangeForCausalLM"]
     said = refused("bench", tmp_path / "strange", *OPTIONS, *EAGER, "--workload", "decode:1@8")
     assert "StrangeForCausalLM" in said
     assert "expected a model and options that this engine runs" in " ".join(said.split())

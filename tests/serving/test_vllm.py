@@ -1,7 +1,7 @@
-"""vLLM with GAC's plugin gives the tokens of ``generate``: ``make test-vllm`` runs it in the engine's CPU build."""
+"""vLLM with GAC's plugin, and without it a DeciLM, gives the tokens of generate: make test-vllm runs it."""
 
-import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -10,13 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
+import gac
 from gac.models.families import supported
-from gac.plan.plan import Plan
-from tests.compression.compressed import compressed
+from gac.runtime.modules import LowRankLinear
+from tests.changed import edited
+from tests.checkpoint.test_deci import KINDS, varied
+from tests.compression.compressed import MakePlan, compressed
 from tests.compression.stored import stored_model
 from tests.models.small import small_config, small_model, weights_of
-from tests.serving.engine import PYTHON, Request, changes, generate, needs_vllm, save, serve, shorter_values, small
+from tests.serving import engine
+from tests.serving.engine import PYTHON, Request, assert_served, changes, generate, needs_vllm, save, serve, small
 
 pytestmark = needs_vllm
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -30,9 +36,7 @@ Random models have many such ties, and two kernels break them in two ways.
 
 
 @pytest.mark.parametrize("model_types", GROUPS, ids="-".join)
-def test_its_tokens_are_those_of_generate(
-    model_types: tuple[str, ...], make_plan: Callable[..., Plan], tmp_path: Path
-) -> None:
+def test_its_tokens_are_those_of_generate(model_types: tuple[str, ...], make_plan: MakePlan, tmp_path: Path) -> None:
     exact, rounded = {}, {}
     for model_type in model_types:
         model = compressed(small(model_type), make_plan, changes(small(model_type).config)).float()
@@ -48,7 +52,7 @@ def test_its_tokens_are_those_of_generate(
         assert sum(gap < TIE for gap in gaps) >= ENOUGH, (request.directory, gaps)
 
 
-def test_layers_have_fewer_heads(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_layers_have_fewer_heads(make_plan: MakePlan, tmp_path: Path) -> None:
     requests = []
     for model_type in ("llama", "qwen3", "gemma3_text"):
         model = small(model_type)
@@ -57,66 +61,54 @@ def test_layers_have_fewer_heads(make_plan: Callable[..., Plan], tmp_path: Path)
         model = compressed(model, make_plan, changes(model.config) | fewer).float()
         model.save_pretrained(tmp_path / model_type)
         requests.append(Request(tmp_path / model_type, expected=generate(model)))
-    serve(requests, tmp_path)
-    for request in requests:
-        request.assert_same()
+    assert_served(requests, tmp_path)
 
 
-def test_a_compiled_model_gives_the_same_tokens(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
-    requests = [
-        save(small(model_type), make_plan, tmp_path / model_type, enforce_eager=False)
-        for model_type in ("llama", "gemma3_text", "olmo2")
-    ]
-    serve(requests, tmp_path)
-    for request in requests:
-        request.assert_same()
+def test_a_compiled_model_gives_the_same_tokens(make_plan: MakePlan, tmp_path: Path) -> None:
+    names = ("llama", "gemma3_text", "olmo2")
+    assert_served((save(small(name), make_plan, tmp_path / name, enforce_eager=False) for name in names), tmp_path)
 
 
-def pairs(make_plan: Callable[..., Plan]) -> Any:
+def pairs(make_plan: MakePlan) -> Any:
     return compressed(small_model(small_config("llama")), make_plan, {Q_PROJ: ("low_rank", 16)})
-
-
-def newer_schema(config: dict[str, Any]) -> None:
-    config["gac"]["schema_version"] = 99
-
-
-def unknown_module(config: dict[str, Any]) -> None:
-    config["gac"]["modules"][Q_PROJ]["module"] = "Butterfly"
-
-
-def no_key(config: dict[str, Any]) -> None:
-    del config["gac"]
 
 
 def unedited(config: dict[str, Any]) -> None:
     pass
 
 
+def with_value(*keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Change what lies under these keys of a compressed model's part of a config."""
+
+    def edit(config: dict[str, Any]) -> None:
+        part = config["gac"]
+        for key in keys[:-1]:
+            part = part[key]
+        part[keys[-1]] = value
+
+    return edit
+
+
 FP8 = {"quantization": "fp8", "dtype": "bfloat16"}
-REFUSED: dict[str, tuple[Callable[..., Any], Callable[[dict[str, Any]], None], dict[str, Any], str]] = {
-    "values": (shorter_values, unedited, {}, "layers.1.self_attn.v_proj has form head_dim, which vLLM does not run"),
-    "stored": (
-        partial(stored_model, "llama"),
-        unedited,
-        {},
-        "has scheme w4a16, which vLLM does not run; ",
-    ),
-    "newer": (pairs, newer_schema, {}, "schema_version is 99; expected 3. Open it with the version"),
-    "unknown": (pairs, unknown_module, {}, "q_proj is 'Butterfly', which this version of GAC does not know"),
-    "dense": (pairs, no_key, {}, "config.json has no key gac; expected a model that GAC compressed"),
+STORED = partial(stored_model, "llama")
+NEWER, UNKNOWN = with_value("schema_version", value=99), with_value("modules", Q_PROJ, "module", value="Butterfly")
+REFUSED: dict[str, tuple[Callable[..., Any], Callable[[dict[str, Any]], Any], dict[str, Any], str]] = {
+    "values": (engine.shorter_values, unedited, {}, "1.self_attn.v_proj has form head_dim, which vLLM does not run"),
+    "stored": (STORED, unedited, {}, "has scheme w4a16, which vLLM does not run; "),
+    "newer": (pairs, NEWER, {}, "schema_version is 99; expected 3. Open it with the version"),
+    "unknown": (pairs, UNKNOWN, {}, "q_proj is 'Butterfly', which this version of GAC does not know"),
+    "dense": (pairs, lambda config: config.pop("gac"), {}, "config.json has no key gac; expected a model that GAC"),
     "stages": (pairs, unedited, {"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2; expected 1"),
     "quantised": (pairs, unedited, FP8, "quantization fp8 of a compressed model; expected none"),
 }
 
 
-def test_what_the_engine_does_not_run_is_named(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_what_the_engine_does_not_run_is_named(make_plan: MakePlan, tmp_path: Path) -> None:
     requests = {}
     for name, (make, edit, options, _) in REFUSED.items():
         make(make_plan=make_plan).save_pretrained(tmp_path / name)
-        path = tmp_path / name / "config.json"
-        config = json.loads(path.read_text())
-        edit(config)
-        path.write_text(json.dumps(config))
+        with edited(tmp_path / name / "config.json") as config:
+            edit(config)
         requests[name] = Request(tmp_path / name, options)
     serve(requests.values(), tmp_path)
     for name, (*_, message) in REFUSED.items():
@@ -126,7 +118,7 @@ def test_what_the_engine_does_not_run_is_named(make_plan: Callable[..., Plan], t
 
 
 def test_an_engine_without_the_plugin_says_what_to_install(
-    make_plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "")
     pairs(make_plan).save_pretrained(tmp_path)
@@ -166,3 +158,106 @@ def test_another_version_of_the_engine_is_a_warning() -> None:
     )
     done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True)
     assert "vLLM 9.0; GAC's plugin was tested with 0.26 and 0.32" in done.stderr
+
+
+def test_two_processes_give_the_tokens_of_one(make_plan: MakePlan, tmp_path: Path) -> None:
+    # One matrix of q, k and v; a sum of attention and MLP at once; vLLM's Transformers backend.
+    model_types = ("llama", "qwen3", "gemma3_text", "phi3", "cohere", "olmo2")
+    requests = [save(small(name), make_plan, tmp_path / name, tensor_parallel_size=2) for name in model_types]
+    assert_served(requests, tmp_path)
+
+
+def test_fewer_key_value_heads_than_processes_are_shared(make_plan: MakePlan, tmp_path: Path) -> None:
+    assert_served([save(small("llama", num_key_value_heads=1), make_plan, tmp_path, tensor_parallel_size=2)], tmp_path)
+
+
+def test_a_width_that_processes_do_not_divide_is_named(make_plan: MakePlan, tmp_path: Path) -> None:
+    model = small("llama")
+    names = [f"model.layers.2.mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+    compressed(model, make_plan, dict.fromkeys(names, ("narrow", 97))).save_pretrained(tmp_path)
+    request = Request(tmp_path, {"tensor_parallel_size": 2})
+    serve([request], tmp_path)
+    assert "layers.2.mlp.gate_up_proj has 97 features; expected a multiple of 2 processes" in request.log
+
+
+RANK, ALPHA = 4, 8
+
+
+def with_adapter(model: Any, folder: Path) -> Any:
+    """Save an adapter of random numbers, made by peft for linear layers, with low-rank pairs beside them."""
+    peft = pytest.importorskip("peft", exc_type=ImportError)
+    names = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    pairs = {name: module for name, module in model.named_modules() if isinstance(module, LowRankLinear)}
+    targets = sorted(name for name in names if name.rpartition(".")[0] not in pairs and name != "lm_head")
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets))
+    torch.manual_seed(2)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, std=0.1)
+    adapted.save_pretrained(folder)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    for name, pair in pairs.items():
+        first, second = torch.randn(RANK, pair.in_features) * 0.1, torch.randn(pair.out_features, RANK) * 0.1
+        tensors[f"base_model.model.{name}.lora_A.weight"] = first
+        tensors[f"base_model.model.{name}.lora_B.weight"] = second
+        pair.register_forward_hook(added(first, second))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return adapted
+
+
+def added(first: Tensor, second: Tensor) -> Callable[..., Tensor]:
+    def hook(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        return output + ALPHA / RANK * (inputs[0] @ first.T @ second.T)
+
+    return hook
+
+
+def test_an_adapter_gives_the_tokens_of_peft(make_plan: MakePlan, tmp_path: Path) -> None:
+    requests = []
+    for model_type in ("llama", "qwen3", "olmo2"):
+        folder = tmp_path / model_type
+        model = compressed(small(model_type), make_plan, changes(small(model_type).config)).float()
+        model.save_pretrained(folder)
+        plain = generate(model)
+        adapted = with_adapter(model, folder / "adapter")
+        request = Request(folder, {"enable_lora": True, "max_lora_rank": 8}, generate(adapted), folder / "adapter")
+        assert request.expected["tokens"] != plain["tokens"]
+        requests.append(request)
+    assert_served(requests, tmp_path)
+
+
+DOCUMENT = Path(gac.__file__).parents[1] / "docs" / "checkpoints.md"
+CLASS = "configuration_decilm.DeciLMConfig"
+
+
+def save_class(folder: Path) -> None:
+    """Save the config's class as the documentation has it."""
+    code = re.search(r"```python\n((?:(?!```).)*class DeciLMConfig.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
+    assert code
+    (folder / "configuration_decilm.py").write_text(code[1])
+
+
+def test_tokens_of_a_decilm_are_those_of_generate(make_plan: MakePlan, tmp_path: Path) -> None:
+    requests = []
+    for model_type in KINDS:
+        model = varied(model_type, make_plan)
+        gac.export(model, tmp_path / model_type, deci=True)
+        requests.append(Request(tmp_path / model_type, expected=generate(model), config_class=CLASS))
+    save_class(tmp_path)
+    serve(requests, tmp_path, {"VLLM_PLUGINS": "", "PYTHONPATH": str(tmp_path)})
+    for request in requests:
+        assert request.answer()["tokens"] == request.expected["tokens"], request.directory
+
+
+def test_the_class_may_lie_beside_the_weights(make_plan: MakePlan, tmp_path: Path) -> None:
+    model = varied("llama", make_plan)
+    gac.export(model, tmp_path / "deci", deci=True)
+    environment = {"VLLM_PLUGINS": "", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    request = Request(tmp_path / "deci", {"trust_remote_code": True}, generate(model))
+    serve([request], tmp_path, environment)
+    assert "nemotron-nas" in request.log  # no class of this config
+    save_class(tmp_path / "deci")
+    with edited(tmp_path / "deci" / "config.json") as config:
+        config["auto_map"] = {"AutoConfig": CLASS}
+    serve([request], tmp_path, environment)
+    assert request.answer()["tokens"] == request.expected["tokens"]

@@ -20,8 +20,7 @@ from gac.profiling.table import interpolate
 from gac.schemes import SCHEMES
 from gac.schemes.base import Bf16
 from tests.models.small import NEURONS, small_config
-from tests.profiling.examples import COLLECTIVES
-from tests.profiling.synthetic import make_sweep
+from tests.profiling.examples import COLLECTIVES, make_sweep
 
 LLAMA = model_points("llama-3-8b")
 GENERAL = general_points()
@@ -38,14 +37,8 @@ LLAMA_AXES = [
 
 
 def dims_along(points: tuple[Point, ...], name: str, axis: str, **fixed: int) -> list[int]:
-    return sorted(
-        point.operation.axes[axis]
-        for point in points
-        if point.operation.operator == name and point.cache == "cold" and fixed.items() <= point.operation.axes.items()
-    )
-
-
-# --- one model ---
+    axes = (point.operation.axes for point in points if (point.operation.operator, point.cache) == (name, "cold"))
+    return sorted(sizes[axis] for sizes in axes if fixed.items() <= sizes.items())
 
 
 def test_models_have_points_that_can_be_afforded() -> None:
@@ -120,16 +113,10 @@ def test_a_form_that_no_table_holds_is_refused(monkeypatch: pytest.MonkeyPatch) 
         model_points("llama-3-8b", forms=["low_rank", "latent"])
 
 
-# --- a GPU generally ---
-
-
 @pytest.mark.parametrize("points", [GENERAL, general_points("fp16", (8, 0))], ids=["bf16 sm_90", "fp16 sm_80"])
-def test_a_general_sweep_has_about_5000_points(points: tuple[Point, ...]) -> None:
+def test_a_general_sweep_has_about_5000_points_of_many_operators(points: tuple[Point, ...]) -> None:
     assert 4500 <= len(points) == len(set(points)) <= 5500
-
-
-def test_operators_of_the_general_sweep() -> None:
-    names = {point.operation.operator for point in GENERAL}
+    names = {point.operation.operator for point in points}
     assert {"linear", "low_rank", "batched_gemm", "int4_linear", "sdpa", "sdpa_flash_causal", "copy"} <= names
     assert not {"latent_attention", *COLLECTIVES} & names
 
@@ -141,9 +128,6 @@ def test_collectives_of_every_width_up_to_the_widest_layers_and_columns_that_all
         assert all(operation(name, gpus=4, m=m, n=n) for n in ordered)
         assert (ordered[0], ordered[-1]) == (8 if name == "all_reduce" else 32, 32768)
         assert all(1.3 < after / before <= 1.5 for before, after in pairwise(ordered))
-
-
-# --- schemes ---
 
 
 def test_a_model_is_measured_in_each_scheme_beside_its_16_bits() -> None:
