@@ -1,6 +1,5 @@
 """A frontier over the KV cache: latents at every rank, whose pairs may have more parameters than the dense weight."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from gac.plan.costs import KV_NUMBERS
 from gac.plan.recipe import Recipe
 from tests.allocation.small_problems import MEASURED, PREFILL, asking, curves_by, measured, profile, rows
 from tests.allocation.test_frontier import bare
+from tests.changed import edited
 from tests.reporting.rendering import shown
 
 LAYERS, OUT, HIDDEN = 3, 24, 40
@@ -85,10 +85,9 @@ def test_the_table_says_what_is_left_of_the_cache_and_what_has_no_latency() -> N
 
 def test_what_was_edited_is_refused(result: Frontier, tmp_path: Path) -> None:
     result.save(tmp_path / "edited.json")
-    document = json.loads((tmp_path / "edited.json").read_text())
     index = next(index for index, point in enumerate(result.points) if point.together)
-    document["points"][index]["together"] += 1
-    (tmp_path / "edited.json").write_text(json.dumps(document))
+    with edited(tmp_path / "edited.json") as document:
+        document["points"][index]["together"] += 1
     with pytest.raises(PlanError, match=f"point {index} states"):
         Frontier.load(tmp_path / "edited.json")
 

@@ -25,8 +25,9 @@ from gac.plan.recipe import Space
 from gac.profiling.records import Measurement
 from gac.profiling.table import Profile
 from gac.runtime.contract import apart_from
-from tests.allocation.small_problems import curves_by
+from tests.allocation.small_problems import GATED, QKV, any_times, curves_by
 from tests.allocation.small_problems import measured as row
+from tests.allocation.test_pruning import assert_same, every_site
 from tests.headers import make_profile
 
 PREFILL, DECODE = Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024")
@@ -64,7 +65,7 @@ def loss_of(curves: LossCurves, form: str, weight: Weight, dim: int) -> float:
 
 
 def profile(*rows: Measurement) -> Profile:
-    return make_profile(rows, digest="digest")
+    return make_profile(rows)
 
 
 def made(site: Site, curves: LossCurves, table: Profile | None, *forms: str, **changed: Any) -> CandidateSet:
@@ -157,30 +158,6 @@ def check_optima(result: CandidateSet, everything: Choices, limits: Sequence[int
 # --- weights that share their first GEMM ----------------------------------------------------------------------------
 
 
-QKV = tuple(
-    Site(name, 0, name, (Weight(name, out, 16, input_group="attn"),)) for name, out in (("q", 12), ("k", 8), ("v", 8))
-)
-GATED = Site(
-    "mlp",
-    0,
-    "mlp",
-    (Weight("gate", 24, 8, "out", "mlp"), Weight("up", 24, 8, "out", "mlp"), Weight("down", 8, 24, "in")),
-)
-
-
-def fused_profile() -> Profile:
-    """Latencies that have nothing to do with size, of what weights run as, fused or not."""
-    rng = np.random.default_rng(1)
-    shapes = {("n", 16, n) for n in range(1, 29)} | {("k", r, n) for r in range(1, 8) for n in (8, 12)}
-    shapes |= {("n", 8, n) for n in range(1, 49)} | {("k", r, n) for r in range(1, 25) for n in (8, 24)}
-    sizes = sorted({(k, n) for _, k, n in shapes})
-    rows = [row("linear", float(rng.integers(20, 90)), m=1024, k=k, n=n) for k, n in sizes]
-    pairs = {24: [8], 16: [12, 8], 8: [24]}
-    for k, n in ((k, n) for k, outputs in pairs.items() for n in outputs):
-        rows += [row("low_rank", float(rng.integers(20, 90)), m=1024, k=k, r=r, n=n) for r in range(1, 7)]
-    return profile(*rows)
-
-
 def fused_site(sites: tuple[Site, ...]) -> tuple[Site, LossCurves]:
     (site,) = fuse_sites(sites)
     return site, curves_of(*sites)
@@ -233,7 +210,8 @@ def combinations(site: Site, curves: LossCurves, table: Profile | None = None) -
 
 def test_sites_that_read_the_same_input_become_one() -> None:
     merged = fuse_sites((*QKV, Q, GATED))
-    assert [(site.name, site.fused) for site in merged] == [("attn.q+k+v", (0, 1, 2)), ("q", ()), ("mlp", (0, 1))]
+    assert [site.name for site in merged] == ["a.q_proj+k_proj+v_proj", "q", "mlp"]
+    assert [site.fused for site in merged] == [(0, 1, 2), (), (0, 1)]
     assert [weight.name for weight in merged[0].weights] == ["q", "k", "v"]
 
 
@@ -249,9 +227,9 @@ def check_latencies(result: CandidateSet, site: Site, table: Profile) -> None:
 
 
 @pytest.mark.usefixtures("_apart")
-@pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
+@every_site
 def test_no_optimum_of_fused_weights_is_lost_and_latencies_are_those_of_their_gemms(sites) -> None:
-    table = fused_profile()
+    table = any_times()
     site, curves = fused_site(sites)
     reduced = fused_candidates(site, curves, table)
     check_latencies(reduced, site, table)
@@ -261,16 +239,14 @@ def test_no_optimum_of_fused_weights_is_lost_and_latencies_are_those_of_their_ge
 
 def test_products_in_batches_give_the_same_set(monkeypatch: pytest.MonkeyPatch) -> None:
     site, curves = fused_site((GATED,))
-    unbatched = fused_candidates(site, curves, fused_profile())
+    unbatched = fused_candidates(site, curves, any_times())
     monkeypatch.setattr(candidates_module, "_BATCH", 20)
-    parts = fused_candidates(site, curves, fused_profile())
-    for column in ("params", "loss", "latency"):
-        assert getattr(parts, column).tolist() == getattr(unbatched, column).tolist()
+    assert_same(fused_candidates(site, curves, any_times()), unbatched)
 
 
-@pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
+@every_site
 def test_where_fusing_is_a_choice_the_candidates_of_both_kinds_compete(sites) -> None:
-    table = fused_profile()
+    table = any_times()
     (site,) = fuse_sites(sites, optional=True)
     _, curves = fused_site(sites)
     apart, fused, both = (fused_candidates(each, curves, table) for each in (*site.fused_and_unfused, site))
@@ -287,9 +263,7 @@ def least_loss(rows: CandidateSet, limit: int, most: int) -> float:
 
 @pytest.mark.parametrize("workloads", [[PREFILL], [PREFILL, DECODE]], ids=["all known", "one unknown"])
 @pytest.mark.parametrize(("fused_ns", "faster"), [(20.0, True), (40.0, False)])
-def test_where_only_parameters_are_limited_the_faster_way_stays(
-    fused_ns: float, faster: bool, workloads: list[Workload]
-) -> None:
+def test_of_equal_parameters_the_faster_way_stays(fused_ns: float, faster: bool, workloads: list[Workload]) -> None:
     (site,) = fuse_sites(QKV, optional=True)
     sizes = {8: 10.0, 12: 10.0, sum(weight.out_features for weight in site.weights): fused_ns}
     table = profile(*[row("linear", ns, m=1024, k=16, n=n) for n, ns in sizes.items()])
@@ -323,19 +297,6 @@ def pairs_inside(site: Site, curves: LossCurves, table: Profile | None = None) -
     return result
 
 
-def pairs_profile() -> Profile:
-    """That of fused weights, with what pairs inside a narrower MLP run."""
-    rng, table = np.random.default_rng(2), fused_profile()
-    rows = [table.measurements[index] for index in range(len(table.measurements))]
-    linears = {(k, n) for k in range(1, 25) for n in (*range(1, 25), 40)} - {
-        (each.shape["k"], each.shape["n"]) for each in rows if each.operator == "linear"
-    }
-    rows += [row("linear", float(rng.integers(20, 90)), m=1024, k=k, n=n) for k, n in sorted(linears)]
-    for k, n in {pair for width in widths(24) for pair in ((8, width), (width, 8))}:
-        rows += [row("low_rank", float(rng.integers(20, 90)), m=1024, k=k, r=r, n=n) for r in range(1, 7)]
-    return profile(*rows)
-
-
 @pytest.mark.parametrize("asked", [["narrow_pair"], [f"narrow_pair:{width}" for width in widths(24)]], ids=len)
 def test_the_front_with_pairs_inside_is_that_of_every_combination(asked: list[str]) -> None:
     curves = curves_of(MLP)
@@ -347,7 +308,7 @@ def test_the_front_with_pairs_inside_is_that_of_every_combination(asked: list[st
 @pytest.mark.usefixtures("_apart")
 @pytest.mark.parametrize("fused", [False, True], ids=["apart", "fused"])
 def test_no_optimum_with_pairs_inside_is_lost(fused: bool) -> None:
-    table, curves = pairs_profile(), curves_of(GATED)
+    table, curves = any_times(), curves_of(GATED)
     site = fuse_sites((GATED,))[0] if fused else GATED
     reduced = fused_candidates(site, curves, table, "narrow_pair")
     everything = [*combinations(site, curves, table), *pairs_inside(site, curves, table)]

@@ -1,6 +1,6 @@
 """Every point of a frontier is the choice that a plan for its limit would be."""
 
-import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from math import exp
@@ -18,6 +18,7 @@ from gac.core.errors import BudgetError, PlanError, ProfileError
 from gac.models.sites import Site, Weight
 from gac.plan.plan import Plan
 from tests.allocation.small_problems import DECODE, PREFILL, SIDE, asking, measured, problem, profile, rows
+from tests.changed import edited
 from tests.reporting.report_plans import rounding
 
 FALLING = st.lists(st.integers(0, 100), min_size=5, max_size=5).map(lambda row: sorted(row, reverse=True))
@@ -163,12 +164,10 @@ def test_a_frontier_is_read_back_equal(limit: str, tmp_path: Path) -> None:
     ],
 )
 def test_an_edited_frontier_is_refused(saved: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
-    document = json.loads(saved.read_text())
-    change(document)
-    saved.write_text(json.dumps(document))
-    with pytest.raises(PlanError) as failure:
+    with edited(saved) as document:
+        change(document)
+    with pytest.raises(PlanError, match=re.escape(message)):
         Frontier.load(saved)
-    assert message in str(failure.value)
 
 
 # --- bytes ----------------------------------------------------------------------------------------------------------
@@ -180,10 +179,8 @@ def test_memory_is_gone_through_with_schemes_and_a_proof_a_point(tmp_path: Path)
     assert {point.certificate.status for point in result.points} == {"optimal"}
     assert [result.bytes(point) <= point.limit for point in result.points] == [True] * len(result.points)
     assert result.dense_amount("bytes") == result.bytes(result.points[-1]) == 576
-    assert {scheme for each in result.sites for option in each.options for scheme in option.schemes} == {
-        "bf16",
-        "w4a16",
-    }
+    schemes = {scheme for each in result.sites for option in each.options for scheme in option.schemes}
+    assert schemes == {"bf16", "w4a16"}
     result.save(tmp_path / "frontier.json")
     assert Frontier.load(tmp_path / "frontier.json") == result
     for index, point in enumerate(result.points):
