@@ -86,8 +86,7 @@ def test_points_stand_where_they_are_and_only_the_limited_axis_has_a_line(saved:
     assert legend(params) == ["least loss for each limit", "dense, 7.39"]
     assert legend(prefill) == ["the same choices, limited in parameters", "dense, 7.39"]
     line, dense = prefill.lines
-    assert list(line.get_xdata()) == [0.09, 0.12]
-    assert list(line.get_ydata()) == [point.perplexity for point in saved.points[-2:]]
+    assert [list(axis) for axis in line.get_data()] == [[0.09, 0.12], [point.perplexity for point in saved.points[-2:]]]
     assert (list(dense.get_xdata()), list(dense.get_ydata())) == ([0.12], [saved.dense_perplexity])
 
 
