@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -34,9 +35,7 @@ def test_overwrite_replaces_a_checkpoint(model: LlamaForCausalLM, saved: Path) -
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_checkpoint_is_not_lost_where_replacing_it_fails(
-    killed: bool, model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_old_is_kept_where_replacing_fails(killed: bool, model: Any, saved: Path, monkeypatch: Any) -> None:
     """A killed process leaves the old checkpoint under its backup name."""
     rename, before = Path.rename, {path.name: path.read_bytes() for path in saved.iterdir()}
 
@@ -75,12 +74,9 @@ def test_a_link_to_an_empty_directory_is_followed(model: LlamaForCausalLM, tmp_p
 def full_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No file of the process may grow beyond 64 kB, so weights cannot be written; or the last step fails."""
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if request.param == "move":
-        monkeypatch.setattr("gac.checkpoint.target._move", full)
+        monkeypatch.setattr("gac.checkpoint.target._move", Mock(side_effect=OSError(28, "No space left on device")))
     else:
         resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
     yield
@@ -89,9 +85,8 @@ def full_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_failure_leaves_nothing_behind(model: LlamaForCausalLM, saved: Path, full_disk: None) -> None:
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=f"^{saved} cannot be written: "):
         gac.save(model, saved, overwrite=True)
-    assert str(caught.value).startswith(f"{saved} cannot be written: ")
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
     assert [path.name for path in saved.parent.iterdir()] == ["saved"]
 
@@ -119,9 +114,7 @@ def when_called(monkeypatch: pytest.MonkeyPatch, name: str, times: int, action: 
 
 
 @pytest.mark.parametrize(("step", "verify"), [("plan_text", False), ("weight_files", True), ("open_tensors", False)])
-def test_a_model_that_is_replaced_is_loaded_whole(
-    step: str, verify: bool, model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_replaced_is_loaded_whole(step: str, verify: bool, model: Any, saved: Path, monkeypatch: Any) -> None:
     with torch.no_grad():
         model.model.norm.weight.add_(1)
     when_called(monkeypatch, step, 1, lambda: gac.save(model, saved, overwrite=True))
@@ -138,15 +131,6 @@ def test_a_directory_that_is_always_replaced_is_named(saved: Path, tmp_path: Pat
         other.rename(saved)
         (tmp_path / "old").rename(other)
 
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=rf"^{saved} was replaced while it was read \(5 of 5 times\)"):
         read_unreplaced(saved, replacing)
     assert len(read) == ATTEMPTS
-    assert str(caught.value).startswith(f"{saved} was replaced while it was read (5 of 5 times); expected a directory")
-
-
-def test_an_error_of_a_directory_that_stays_is_raised_once(saved: Path) -> None:
-    (saved / "plan.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"plan\.json"):
-        gac.load(saved)
-    with pytest.raises(CheckpointError, match=r"has no config\.json with a key gac"):
-        gac.load(saved.parent / "missing")
