@@ -124,15 +124,7 @@ def test_a_cross_fitted_moment_has_the_trace_of_the_whole_text_and_no_negative_e
     crossed = drawn.cross_fitted()
     assert torch.allclose(crossed.trace(), drawn.mean().trace(), rtol=1e-5)
     assert torch.linalg.eigvalsh(crossed.double()).min() > 0
-
-
-def test_equal_halves_give_the_same_moment() -> None:
-    first = halves(1).first
-    assert torch.allclose(Halves(first, first.clone(), 0.5).cross_fitted(), first, atol=1e-5)
-
-
-def test_the_mean_counts_each_half_by_its_share() -> None:
-    drawn = halves(1)
+    assert torch.allclose(Halves(drawn.first, drawn.first.clone(), 0.5).cross_fitted(), drawn.first, atol=1e-5)
     assert torch.allclose(Halves(drawn.first, drawn.second, 0.75).mean(), 0.75 * drawn.first + 0.25 * drawn.second)
 
 

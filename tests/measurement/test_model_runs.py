@@ -48,9 +48,7 @@ def windows_run(model: PreTrainedModel, seen: ModelRuns, factor: float) -> int:
     return len(calls)
 
 
-def test_windows_are_run_until_their_standard_error_is_small(
-    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_run_until_the_error_is_small(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = runs_of(model, WINDOWS)
     monkeypatch.setattr(runs, "SURE", 1e3)
     few = windows_run(model, seen, 30.0)

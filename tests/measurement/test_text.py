@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -79,11 +80,8 @@ class Quiet(Ordinals):
 
 
 def test_bos_is_where_the_tokenizer_puts_it_or_where_it_is_asked_for(text_file: Path) -> None:
-    assert [bos_of(*case) for case in ((Ordinals(0), None), (Ordinals(0), False), (Ordinals(None), None))] == [
-        0,
-        None,
-        None,
-    ]
+    cases = (Ordinals(0), None), (Ordinals(0), False), (Ordinals(None), None)
+    assert [bos_of(*case) for case in cases] == [0, None, None]
     plain, unheaded, headed = (
         calibration_windows(f"{text_file}:3x10", tokenizer, bos=bos)
         for tokenizer, bos in ((Ordinals(), None), (Quiet(0), None), (Quiet(0), True))
@@ -107,9 +105,7 @@ _TEXTS = st.text(st.characters(exclude_categories=["Cc", "Cs", "Z"]), min_size=1
 
 @settings(max_examples=60)
 @given(text=_TEXTS, length=st.integers(2, 20), windows=st.none() | st.integers(1, 20), bos=st.sampled_from([None, 0]))
-def test_windows_are_the_text_in_order_without_overlap(
-    text: str, length: int, windows: int | None, bos: int | None
-) -> None:
+def test_windows_do_not_overlap(text: str, length: int, windows: int | None, bos: int | None) -> None:
     step = length if bos is None else length - 1
     available, document = len(text) // step, Documents([text])
     if available < (windows or 1):
@@ -217,10 +213,7 @@ def test_c4_is_read_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_data_set_out_of_reach_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_dataset(*_: Any, **__: Any) -> None:
-        raise ConnectionError("Couldn't reach 'Salesforce/wikitext' on the Hub")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=ConnectionError("Couldn't reach 'Salesforce'")))
     with pytest.raises(TextError, match=r"data set Salesforce/wikitext \(test\) cannot be fetched: Couldn't reach"):
         evaluation_windows("wikitext2", Ordinals())
 
@@ -243,20 +236,11 @@ def test_one_text_is_itself(files: list[str]) -> None:
     assert one.cut(Ordinals()).digest == calibration_windows(f"{files[0]}:3x8", Ordinals()).digest
 
 
-@pytest.mark.parametrize(
-    "documents",
-    [
-        ["abc"],
-        ["abc", "the ratio:2x8"],
-        ["wiki-sample", "c4"],
-        ["no-such.txt:3x8", "no-other.txt:2x8"],
-        ["a:0x5"],
-        ["see\nc4:2x8"],
-    ],
-)
-def test_strings_that_are_no_known_text_with_a_size_are_documents(documents: list[str]) -> None:
-    assert Texts.of(documents).parts == (Documents(documents),)
-    assert Texts.of(iter(documents)).parts == (Documents(documents),)
+def test_strings_that_are_no_known_text_with_a_size_are_documents() -> None:
+    alone = [["abc"], ["a:0x5"], ["see\nc4:2x8"]]
+    for documents in (*alone, ["abc", "the ratio:2x8"], ["wiki-sample", "c4"], ["no-such.txt:3x8", "no-other.txt:2x8"]):
+        assert Texts.of(documents).parts == (Documents(documents),)
+        assert Texts.of(iter(documents)).parts == (Documents(documents),)
 
 
 def test_a_list_of_texts(files: list[str]) -> None:
@@ -306,10 +290,7 @@ def test_every_split_has_the_texts_in_their_shares(counts: list[int]) -> None:
             split = order[first::step]
             for part, count in enumerate(counts):
                 assert abs(split.count(part) - count / sum(counts) * len(split)) < 4
-
-
-def test_equal_texts_do_not_alternate() -> None:
-    for step in (2, 4, 8):
+    for step in (2, 4, 8):  # equal texts do not alternate
         assert interleaved([32, 32])[::step].count(0) == pytest.approx(32 / step, abs=1)
 
 
@@ -318,14 +299,11 @@ def read(documents: Documents) -> list[str]:
     return ["".join(map(chr, window)) for window in calibration_windows(documents, Ordinals()).ids.tolist()]
 
 
-def test_documents_are_joined_and_cut_into_windows() -> None:
+def test_documents_are_joined_and_cut_into_windows_and_have_names_and_digests() -> None:
     assert read(Documents(["abc", "defg"], windows=2, length=4)) == ["abc\n", "\ndef"]
     assert read(Documents(["abc", "defg"], windows=2, length=4, separator="|")) == ["abc|", "defg"]
     documents = Documents(letter * 3 for letter in "ab")
     assert (documents.texts, documents.windows, documents.length) == (("aaa", "bbb"), 64, 1024)
-
-
-def test_names_and_digests() -> None:
     first, second = (calibration_windows(Documents(texts, 1, 3), Ordinals()) for texts in (["abc", "d"], ["abd", "d"]))
     assert first.name == "2 documents given in memory"
     assert first.digest != second.digest
@@ -359,6 +337,8 @@ def test_refused_documents(case: str) -> None:
     documents, expected = REFUSED[case]
     with pytest.raises(TextError, match=expected):
         Documents(documents)
+    with pytest.raises(TextError, match="the separator " + SURROGATE):
+        Documents([TEXT], separator="\n \ud83d")
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -367,11 +347,6 @@ def test_they_are_refused_wherever_documents_are_read(case: str, place: str) -> 
     documents, expected = REFUSED[case]
     with pytest.raises(TextError, match=expected):
         PLACES[place](documents)
-
-
-def test_a_separator_is_text() -> None:
-    with pytest.raises(TextError, match="the separator " + SURROGATE):
-        Documents([TEXT], separator="\n \ud83d")
 
 
 def test_a_column_of_a_data_set() -> None:
