@@ -119,9 +119,7 @@ def test_it_times_runs_by_the_wall_clock(engine: vllm_engine.VllmEngine, monkeyp
 
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize(("graphs", "expected"), [(1, GRAPH_MS / 8), (2, None), (0, None)])
-def test_a_decode_step_that_is_a_graph_is_timed_on_the_gpu(
-    graphs: int, expected: float | None, engine: vllm_engine.VllmEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_is_a_graph_is_timed(graphs: int, expected: Any, engine: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(FakeLLM, "graphs", graphs)
     assert opened(engine)["device"] == "A GPU"
     before = FakeGraph.replayed
@@ -130,9 +128,7 @@ def test_a_decode_step_that_is_a_graph_is_timed_on_the_gpu(
     assert FakeGraph.replayed - before == 2 * 64 * graphs + repeated  # all steps run, with and without the timer
 
 
-def test_a_worker_imports_from_the_working_directory_only_where_gac_does(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_worker_imports_from_here_only_where_gac_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["/elsewhere"])
     assert worker_command(None) == [sys.executable, "-P", "-m", "gac.evaluation.engines.vllm_engine"]
