@@ -118,16 +118,8 @@ def test_the_name_is_the_same_everywhere() -> None:
 @pytest.mark.parametrize(
     ("file", "text", "error"),
     [
-        (
-            "gac/__init__.py",
-            "",
-            "import gac finds another tool in {}/gac/__init__.py, not gpu-aligned-compression: pip un",
-        ),
-        (
-            "gac-3.5.dist-info/METADATA",
-            "Metadata-Version: 2.1\nName: gac\nVersion: 3.5\n",
-            "the tool gac 3.5 is installed b",
-        ),
+        ("gac/__init__.py", "", "import gac finds another tool in {}/gac/__init__.py, not gpu-aligned-compression"),
+        ("gac-3.5.dist-info/METADATA", "Name: gac\nVersion: 3.5\n", "the tool gac 3.5 is installed b"),
         ("", "", ""),
     ],
 )

@@ -1,5 +1,7 @@
 """Progress: bars on a terminal, a line a minute in files and pipes, and nothing on request."""
 
+from typing import Any
+
 import pytest
 
 from gac.core import progress
@@ -38,9 +40,7 @@ def test_bars_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_nothing_on_request(
-    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_on_request(terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.setattr(progress, "_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     with no_progress():
