@@ -212,16 +212,12 @@ def test_an_attention_that_mixes_otherwise_is_refused(tiny_model: Any) -> None:
         moments_of(tiny_model)
 
 
-def test_an_attention_that_cannot_be_heard_is_refused(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attended._Listening, "attended", lambda *_: None)
-    with pytest.raises(ModelError, match="attention interface"):
-        moments_of(tiny_model)
-
-
-def test_a_statistic_that_is_not_finite_is_refused(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: attended.AttendedSums) -> dict[str, Tensor]:
-        return {name: torch.full(shape, torch.inf) for name, shape in self.shapes.items()}
-
-    monkeypatch.setattr(attended.AttendedSums, "means", broken)
-    with pytest.raises(ModelError, match=r"attended-.* of layer 1 is not finite"):
-        moments_of(tiny_model)
+def test_what_cannot_be_heard_and_what_is_not_finite_are_refused(tiny_model: Any, monkeypatch: Any) -> None:
+    infinite = lambda sums: {name: torch.full(shape, torch.inf) for name, shape in sums.shapes.items()}  # noqa: E731
+    for owner, name, broken, message in (
+        (attended.AttendedSums, "means", infinite, r"attended-.* of layer 1 is not finite"),
+        (attended._Listening, "attended", lambda *_: None, "attention interface"),
+    ):
+        monkeypatch.setattr(owner, name, broken)
+        with pytest.raises(ModelError, match=message):
+            moments_of(tiny_model)

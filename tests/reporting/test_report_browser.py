@@ -69,7 +69,9 @@ def sources() -> Sources:
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(PHONE, "dark"), (DESK, "light"), (DESK, "dark")])
-def test_accessibility_rules_hold(opened: Any, sources: Sources, size: tuple[int, int], scheme: str) -> None:
+def test_accessibility_rules_hold(
+    opened: Callable[..., Page], sources: Sources, size: tuple[int, int], scheme: str
+) -> None:
     page = opened(sources, size, scheme)
     page.locator("#heat button").first.focus()
     page.evaluate(EVERY_SHADE)
