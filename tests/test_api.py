@@ -103,16 +103,13 @@ def test_kept_statistics_are_not_needed(small: Small, tmp_path: Path, monkeypatc
     assert has_state(first, state_of(small.compress(plan)))
 
 
-def test_the_shipped_table_stands_in_for_a_gpu(small: Small, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiles_of_other_hardware(small: Small, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with caplog.at_level(logging.INFO, logger="gac"):
         plan = small.allocate(0.7, profile=None)
     assert plan.measured.profile.gpu == "NVIDIA H100 80GB HBM3"
     assert plan.measured.profile.note == "no GPU here, so the shipped table"
     assert "profile of NVIDIA H100 80GB HBM3: no GPU here, so the shipped table" in caplog.text
-
-
-def test_a_profile_of_other_hardware_is_used_by_name_only(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = gac.Profile.load("nvidia-h100-80gb-hbm3").path
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")

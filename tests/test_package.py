@@ -26,18 +26,13 @@ def imported_for_checkers() -> set[str]:
     return {str(alias.asname) for node in blocks[0].body if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
-def test_checkers_and_python_know_the_same_names() -> None:
+def test_the_package_python_checkers_and_the_script_know_the_same_names() -> None:
     assert imported_for_checkers() | {"__version__"} == set(gac.__all__)
-
-
-def test_the_script_has_every_public_name() -> None:
     text = SCRIPT.read_text(encoding="utf-8")
     names = {ast.unparse(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
     assert {f"gac.{name}" for name in gac.__all__} | {f"plots.{name}" for name in plots.__all__} <= names
-
-
-def test_the_package_says_that_it_has_types() -> None:
     assert Path(gac.__file__).with_name("py.typed").is_file()
+    assert all(hasattr(gac, name) for name in gac.__all__)
 
 
 @pytest.mark.slow
@@ -81,10 +76,6 @@ def test_planning_and_the_command_line_load_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = [line.split() for line in done.stdout.splitlines() if line.startswith("now ")]
     assert [heavy & {*names} for heavy, names in zip(STEPS.values(), loaded, strict=True)] == [set()] * len(STEPS)
-
-
-def test_every_public_name_is_there() -> None:
-    assert all(hasattr(gac, name) for name in gac.__all__)
 
 
 @pytest.mark.slow

@@ -38,16 +38,13 @@ def weighed(plan: Plan, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_plan_is_read_back_equal(plan: Plan, tmp_path: Path) -> None:
+def test_plans_are_read_back_equal_and_those_of_earlier_versions_too(plan: Plan, tmp_path: Path) -> None:
     over = replace(plan, limits=(replace(plan.budget, limit=plan.budget.used - 5, over=5),))
     assert "allowed, overshot by 5;" in over.summary()
     for made in (plan, over):
         made.save(tmp_path / "plan.json")
         assert Plan.load(tmp_path / "plan.json") == made
         assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
-
-
-def test_plans_of_earlier_versions_are_read(plan: Plan, tmp_path: Path) -> None:
     timed = WorkloadLatency("prefill:1x8", 12_000, 9_000, 14, 0, 0, fused_ns=7_000)
     sites = tuple(replace(site, latency_ns=(None,)) for site in plan.sites)
     recipe = changed_recipe(plan.recipe, workloads=["prefill:1x8"])

@@ -16,12 +16,9 @@ def _work(shown: bool = True) -> None:
         bar.update()
 
 
-def test_short_work_prints_nothing_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_a_minute_in_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _work()
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_line_a_minute_in_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_SECONDS", 0.0)  # print at every update
     _work()
     out, error = capsys.readouterr()

@@ -126,14 +126,11 @@ def test_the_precision_of_one_backend_is_as_it_was(small: Small, prose: str) -> 
     assert seen == ["highest"]
 
 
-def test_the_order_of_texts_does_not_depend_on_the_default_dtype() -> None:
+def test_the_order_and_the_check_of_texts_do_not_depend_on_the_default_dtype(small: Small, prose: str) -> None:
     of_text = torch.arange(40).repeat_interleave(torch.arange(1, 41))
     order = epoch_indices(of_text)
     with _dtype(torch.float16):
         assert torch.equal(epoch_indices(of_text), order)
-
-
-def test_a_check_of_many_windows_does_not_depend_on_the_default_dtype(small: Small, prose: str) -> None:
     texts = Texts((TextSpec(str(small.text), 4, 64),))
     calibration = windows_of("calibration", torch.arange(12), small.tokenizer, 4, 4)
     check = Documents([prose[::-1]], length=4)

@@ -20,7 +20,7 @@ from tests.small_pipeline import Small
 DOCS = Path(gac.__file__).parents[1] / "docs"
 
 
-def test_keywords_are_fields() -> None:
+def test_keywords_are_fields(tmp_path: Path) -> None:
     found = Recipe.of(
         0.7, method="svd", calibration="c4:8x64", align="profile,group=128", latency=0.9, fuse="auto", profile=Path("a")
     )
@@ -30,17 +30,11 @@ def test_keywords_are_fields() -> None:
         Deployment(profile="a", fuse="auto"),
         Limits(0.7, latency={"prefill:1x1024": 0.9, "decode:1@1024": 0.9}),
     )
-
-
-def test_one_text_is_a_string_and_several_are_a_list(tmp_path: Path) -> None:
     one, several = Recipe.of(calibration=["c4:2x8"]), Recipe.of(calibration=["c4:2x8", "a.txt:1x8"])
     assert (one.measure.text, several.measure.text) == ("c4:2x8", ("c4:2x8", "a.txt:1x8"))
     several.save(tmp_path / "recipe.json")
     assert json.loads((tmp_path / "recipe.json").read_text())["measure"]["text"] == ["c4:2x8", "a.txt:1x8"]
     assert Recipe.load(tmp_path / "recipe.json") == several
-
-
-def test_memory_takes_the_place_of_the_budget() -> None:
     assert (Limits().params, Limits(memory=0.9).params, Limits(0.5, memory=0.9).params) == (0.8, 1.0, 0.5)
     assert list(Recipe.of(memory=0.9, kv_cache=0.5, latency=0.7).fractions.items()) == [
         ("params", 1.0),

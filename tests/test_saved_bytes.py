@@ -25,6 +25,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "few bits": {"budget": None, "memory": 0.4, "schemes": ("bf16", "w8a16", "w4a16:32", "w8a8")},
     "few bits, head too": {"budget": None, "memory": 0.4, "schemes": ("bf16", "w4a16"), "head": "w8a16"},
     "rotated": {"budget": None, "memory": 0.4, "schemes": ("w4a16:32",), "rotate": True},
+    "rotated, head too": {"budget": None, "memory": 0.6, "schemes": ("w8a16",), "rotate": True, "head": "w8a16"},
 }
 
 
@@ -48,7 +49,7 @@ def bytes_in(folder: Path) -> int:
     return sum(one.nbytes for one in tensors_in(folder).values())
 
 
-@pytest.mark.parametrize(("asked", "tied"), [*zip(ASKED, (True, False, False, True), strict=True)])
+@pytest.mark.parametrize(("asked", "tied"), [*zip(ASKED, (True, False, False, True, True), strict=True)])
 def test_a_packaged_model_is_saved_in_16_bits(asked: str, tied: bool, small: Small, tmp_path: Path) -> None:
     packaged = packaged_model(small, tied)
     plan = packaged.allocate(**ASKED[asked])

@@ -107,22 +107,16 @@ def test_a_step_keeps_its_multiples_among_the_sound_ranks(align: int, ranks: lis
     assert q_candidates("low_rank", align=align).dims[:, 0].tolist() == [*ranks, 64]
 
 
-def test_a_shape_that_the_profile_lacks_is_unknown_and_keeps_the_period_of_the_others() -> None:
+def test_unknown_and_interpolated_latencies_and_no_table() -> None:
     other = Site("o", 0, "o_proj", (Weight("o", 96, 48),))
     result = made(other, curves_of(other), Q_PROFILE, "low_rank", align=True)
     assert result.dims[:, 0].tolist() == [8, 16, 24, 48]
     assert (result.latency == -1).all()
-
-
-def test_an_interpolated_latency_is_counted() -> None:
     kept = [timed for timed in pairs(1024, 64, 64) if timed.shape.get("r") != 24]
     result = q_candidates("low_rank", table=profile(*kept), workloads=[PREFILL], align=False)
     counted = dict(zip(result.dims[:, 0].tolist(), result.interpolated[:, 0].tolist(), strict=True))
     assert [dim for dim, times in counted.items() if times] == [24]
     assert result.latency[result.dims[:, 0] == 24, 0].tolist() == [140]
-
-
-def test_alignment_needs_a_profile() -> None:
     with pytest.raises(ProfileError, match="align=True without a profile"):
         q_candidates("low_rank", table=None)
 

@@ -151,16 +151,13 @@ def problem(steps: dict[str, Step], **options: Any) -> Problem:
 STEPS = {PREFILL: Step(dense_ns=32_000, served_ns=30_000)}
 
 
-def test_latencies_are_those_of_whole_steps() -> None:
+def test_latencies_and_limits_are_of_whole_steps() -> None:
     of_steps = problem(STEPS)
     assert of_steps.dense.latency_ns == (32_000,)
     assert of_steps.dense.rest_ns == (18_000,)
     timed = decide(of_steps).plan.workloads[0]
     alone = decide(problem({})).plan.workloads[0]
     assert (timed.dense_ns, timed.rest_ns, timed.plan_ns) == (32_000, 18_000, (alone.plan_ns or 0) + 18_000)
-
-
-def test_a_limit_counts_the_rest_of_a_step() -> None:
     plan = decide(problem(STEPS, latency={PREFILL: 0.8})).plan
     assert plan.limits[-1].limit == 25_600
     assert 24_600 < plan.limits[-1].used <= 25_600
@@ -263,7 +260,7 @@ def test_without_the_shared_shape_it_runs_gemm_by_gemm(workloads: Any, table: An
     assert replace(shared(workloads=workloads), profile=profile(table)).dense.latency_ns == dense_ns
 
 
-def test_the_summary_and_the_page_say_shared_gemms() -> None:
+def test_what_is_said_is_of_shared_gemms() -> None:
     plan = decide(shared()).plan
     assert plan.workloads[0].plan_ns == 9000
     assert latencies(plan) == ["prefill:1x8: 0.009 ms of 0.007 ms dense (1.286x; 2 measured, 0 interpolated)"]
@@ -271,9 +268,6 @@ def test_the_summary_and_the_page_say_shared_gemms() -> None:
     assert tile == "7.0 µs dense"
     marks = charts(Sources(plan, "plan", {}, None, None, None))[-1]["marks"]
     assert [mark.letter for mark in marks] == ["D", "P"]
-
-
-def test_a_frontier_and_its_plans_say_shared_gemms() -> None:
     result = frontier(shared(budget=1.0), points=5)
     assert result.dense_ns == (TOGETHER,)
     assert result.plan(-1).workloads[0].dense_ns == TOGETHER

@@ -172,21 +172,15 @@ def test_dims_are_sound_by_a_schemes_own_rows_and_else_by_those_of_16_bits(schem
 BOTH = {"prefill:1x1024": 1.0, "decode:1@1024": 1.0}
 
 
-def test_where_the_table_has_every_scheme_no_workload_gets_slower() -> None:
+def test_limits_of_latency_where_there_are_schemes() -> None:
     profile = table(model_points("smollm2", schemes=("w4a16", "fp8")))
     recipe = speed_defaults(Recipe.of(memory=0.3, schemes=("w4a16", "fp8")), sites_of("smollm2"), profile)
     assert (recipe.limits.latency, recipe.slack) == (BOTH, SLACK)
     other = speed_defaults(Recipe.of(memory=0.3, schemes=("w4a16", "w3a16")), sites_of("smollm2"), profile)
     assert (other.limits.latency, other.slack) == ({}, 0.0)
-
-
-def test_a_scheme_that_was_not_measured_is_named_with_the_command_that_measures_it() -> None:
     profile, asked = table(model_points("smollm2", schemes=("w4a16",))), ("w4a16", "w8a8")
     with pytest.raises(ProfileError, match=r"with scheme w8a8, .* gac profile --model NAME .*--scheme w8a8"):
         speed_defaults(Recipe.of(memory=0.3, latency=0.9, schemes=asked), sites_of("smollm2"), profile)
-
-
-def test_weights_that_a_scheme_cannot_have_need_no_latency_in_it() -> None:
     shapes = Shapes("llama", 64, 72, 2, 2, 1, 32, 1000)  # 72 is no multiple of 16
     sites = as_planned(family_of(shapes).sites(shapes), ["low_rank"], False)
     profile = table(model_points(shapes, schemes=("fp8",)))

@@ -59,21 +59,15 @@ def test_a_table_without_the_schemes_gives_a_plan(gpus: int, schemes: tuple[str,
     assert (plan.one_gpu is None) == (gpus == 1)
 
 
-def test_a_site_without_a_known_latency_is_named() -> None:
+def test_what_lacks_a_latency_is_named_with_the_command_that_measures_it() -> None:
     of = replace(FALLING, profile=profile(rows(1, [10] * 6)))
     limits = {PARAMS: 288, ns_of(PREFILL): 100}
     with pytest.raises(ProfileError, match="lacks the latency of site0 for prefill:1x8 in every form"):
         as_knapsack(of.candidates(limits), limits)
-
-
-def test_an_unknown_limited_latency_names_the_command_that_measures_the_plans_shapes() -> None:
     recipe = Recipe.of(0.8, workloads=[PREFILL, "decode:3@8"], engine="vllm", latency=1.0)
     command = f"gac profile --model NAME --workload {PREFILL} --workload decode:3@8 --engine vllm -o PROFILE.jsonl"
     with pytest.raises(ProfileError, match=f"lacks the latency of site0 for .*; .* with {command}, or plan without"):
         replace(FALLING, recipe=recipe).dense.allowed(recipe)
-
-
-def test_the_command_for_several_gpus_measures_the_collectives_too() -> None:
     command = profile_command("NAME", Recipe.of(0.8, tensor_parallel=2), PREFILL)
     parts = f"gac profile --model NAME --workload {PREFILL} --tensor-parallel 2 -o PROFILE.jsonl"
     gathered = f"torchrun --nproc-per-node 2 -m gac profile --collectives --workload {PREFILL} -o PROFILE.jsonl"

@@ -229,14 +229,11 @@ def test_a_process_without_its_run_saves_nothing(model: Any, tmp_path: Path, mon
             gac.save(model, tmp_path / "saved")
 
 
-def test_a_directory_in_use_is_left_alone(model: LlamaForCausalLM, saved: Path) -> None:
+def test_a_directory_in_use_is_left_alone_but_where_it_may_be_replaced(model: LlamaForCausalLM, saved: Path) -> None:
     (saved / "mine").write_text("kept")
     with pytest.raises(CheckpointError, match=f"{saved} holds a compressed checkpoint; .* overwrite=True"):
         gac.save(model, saved)
     assert (saved / "mine").exists()
-
-
-def test_overwrite_replaces_a_checkpoint(model: LlamaForCausalLM, saved: Path) -> None:
     (saved / "old").write_text("gone")
     torch.nn.init.ones_(model.lm_head.weight)
     gac.save(model, saved, overwrite=True)

@@ -38,7 +38,7 @@ def test_the_table_names_each_sweep_its_period_its_causes_and_single_dims(record
     assert "1024 30.2 0.0 nvjet_sm90" in shown
 
 
-def test_the_document_has_the_period_and_each_collapsed_dim_with_its_cause(recorded: Path) -> None:
+def test_the_document_has_each_collapsed_dim_and_each_edge_with_its_cause(recorded: Path) -> None:
     (sweep,) = answer("cliffs", recorded, "--dims", "1022:1024")["sweeps"]
     assert (sweep["operator"], sweep["axis"], sweep["period"], sweep["points"]) == ("low_rank", "r", 8, 129)
     odd = sweep["alignment"][0]
@@ -48,9 +48,6 @@ def test_the_document_has_the_period_and_each_collapsed_dim_with_its_cause(recor
     assert rows == [(1022, 1024, "alignment tier"), (1023, 1024, "alignment tier")]
     assert [point["dim"] for point in sweep["measured"]] == [1022, 1023, 1024]
     assert sweep["measured"][2]["launches"][0]["grid"] == [132, 1, 1]
-
-
-def test_the_document_has_each_edge_of_a_staircase_with_its_cause() -> None:
     choice = ("--operator", "linear_rowwise", "--axis", "n", "--shape", "m=1024,k=4096")
     (sweep,) = answer("cliffs", "nvidia-h100-80gb-hbm3", *choice)["sweeps"]
     (step,) = (step for step in sweep["staircase"] if step["sweet_spot"] == 2048)
@@ -136,16 +133,13 @@ def test_with_a_profile_the_cost_and_the_cause_are_measured(recorded: Path) -> N
     assert "https://docs.nvidia.com/cuda/cublas/index.html" in shown
 
 
-def test_requirements_of_a_scheme() -> None:
+def test_requirements_of_a_scheme_and_an_unknown_operator() -> None:
     rules = answer("explain", "linear", 1000, "--axis", "n", "--dtype", "fp8_dynamic")["rules"]
     broken = next(rule for rule in rules if rule["rule"] == "scheme operator")
     assert (broken["holds"], broken["below"], broken["above"]) == (False, 992, 1008)
     shown = " ".join(run("explain", "linear", 4008, "--dtype", "w4a16").stdout.split())
     assert "BROKEN scheme kernel" in shown
     assert "BROKEN scheme groups" in shown
-
-
-def test_an_unknown_operator_names_the_nearest() -> None:
     assert refused("explain", "low_rnk", 8).endswith("Did you mean 'low_rank'?\n")
 
 

@@ -73,22 +73,16 @@ def test_every_module_gets_its_own_mode_back(tiny_model: LlamaForCausalLM, tiny_
     assert [module.training for module in tiny_model.modules()] == before
 
 
-def test_the_window_that_is_not_finite_is_named(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
+def test_what_has_no_perplexity(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
+    with pytest.raises(TextError, match="windows of 1 tokens; expected at least 2: the first is not predicted"):
+        perplexity(tiny_model, tiny_tokenizer, prose, length=1)
+    with pytest.raises(ModelError, match="windows of 1,024 tokens for a model of 512 positions"):
+        perplexity(tiny_model, tiny_tokenizer, prose)
     rare = tiny_tokenizer("z", add_special_tokens=False)["input_ids"][0]
     with torch.no_grad():
         tiny_model.model.embed_tokens.weight[rare] = float("nan")
     with pytest.raises(ModelError, match="the loss of window 3 is nan"):
         perplexity(tiny_model, tiny_tokenizer, "a b c d e f z h ", length=5, batch=3)
-
-
-def test_windows_that_cannot_be_measured(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
-    with pytest.raises(TextError, match="windows of 1 tokens; expected at least 2: the first is not predicted"):
-        perplexity(tiny_model, tiny_tokenizer, prose, length=1)
-    with pytest.raises(ModelError, match="windows of 1,024 tokens for a model of 512 positions"):
-        perplexity(tiny_model, tiny_tokenizer, prose)
-
-
-def test_a_perplexity_that_no_float_can_hold(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
     torch.nn.init.zeros_(tiny_model.lm_head.weight)
     tiny_model.lm_head.bias = torch.nn.Parameter(torch.zeros(258))
     with torch.no_grad():

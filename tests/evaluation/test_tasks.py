@@ -72,9 +72,7 @@ def test_the_likeliest_ending_is_the_answer(tiny_model: LlamaForCausalLM, tiny_t
     assert score.value == pytest.approx(float((chosen == torch.arange(3)).double().mean()))
 
 
-def test_the_batch_changes_nothing(
-    tiny_model: Any, tiny_tokenizer: Any, written: Path, capfd: Any, caplog: Any
-) -> None:
+def test_batches_are_alike(tiny_model: Any, tiny_tokenizer: Any, written: Path, capfd: Any, caplog: Any) -> None:
     tiny_model.train()
     padding = tiny_tokenizer.pad_token
     suite = open_suite([str(written)])
@@ -126,13 +124,10 @@ class OneTask(TaskManager):
         super().__init__(include_path=Path(lm_eval.tasks.__file__).parent / "hellaswag", include_defaults=False)
 
 
-def test_an_unknown_task_has_a_near_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_task_has_a_near_one_and_the_harness_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm_eval.tasks.TaskManager", OneTask)
     with pytest.raises(TaskError, match=r"task 'helaswag' is unknown.*Did you mean 'hellaswag'"):
         open_suite(["helaswag"])
-
-
-def test_the_harness_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(TaskError, match="tasks need lm_eval, which is not installed"):
         open_suite(["piqa"])

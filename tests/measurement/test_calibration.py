@@ -49,15 +49,12 @@ def layers_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return ran
 
 
-def test_the_loss_is_the_models_own(tiny_model: LlamaForCausalLM) -> None:
+def test_the_loss_is_the_models_own_and_the_model_is_left_as_it_was(tiny_model: LlamaForCausalLM) -> None:
     with torch.no_grad():
         expected = tiny_model(WINDOWS, labels=WINDOWS).loss.item()
     found = dict(stream(tiny_model))
     assert {moments.loss for moments in found.values()} == {found[0].loss}
     assert found[0].loss == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_model_is_left_as_it_was(tiny_model: LlamaForCausalLM) -> None:
     dict(stream(tiny_model.train()))
     assert tiny_model.training
     assert all(parameter.requires_grad and parameter.grad is None for parameter in tiny_model.parameters())
@@ -270,13 +267,11 @@ def test_kept_layers_are_not_measured_but_where_factors_are_gone(tiny_model: Lla
     assert store.path("factors-kfac-standard", 0).exists()
 
 
-def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_said_and_tensors_wait_for_the_files_before_them(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StatisticsError, match=r"in it: .* File exists"), background_writer() as write:
         write({tmp_path / "file" / "in it": {"one": torch.ones(1)}})
 
-
-def test_tensors_wait_for_the_files_before_them(tmp_path: Path) -> None:
     class Late(dict[str, torch.Tensor]):
         """Says when its tensors are taken."""
 

@@ -44,14 +44,11 @@ def falling(layer: int, full: int) -> LossCurve:
     return LossCurve((layer + 1) * (1 - np.arange(full + 1) / full) ** 2)
 
 
-def test_a_model_of_the_same_shapes_gets_its_own_curves_back() -> None:
+def test_curves_are_those_at_the_same_fraction_and_depth() -> None:
     curves = library().curves_of(sites_of(SMALL))
     for layer, weight in ((site.layer, weight) for site in sites_of(SMALL) for weight in site.weights):
         full = min(weight.out_features, weight.in_features)
         assert np.allclose(curves.of(LOW_RANK, weight).loss, falling(layer, full).loss, atol=1e-3)
-
-
-def test_a_larger_model_loses_as_much_at_the_same_fraction_and_depth() -> None:
     sites = sites_of(LARGE)
     found = library().curves_of(sites)
     first = found.by_key["low_rank", "bf16", "model.layers.0.self_attn.q_proj"].loss
@@ -62,10 +59,6 @@ def test_a_larger_model_loses_as_much_at_the_same_fraction_and_depth() -> None:
     assert heads == pytest.approx(30.0 * (1 - np.arange(9) / 8) ** 2, abs=1e-2)
     assert found.by_key["skip", "bf16", "model.layers.31.mlp.down_proj"].loss.tolist() == [30.0, 0.0]
     assert ("skip", "bf16", "model.layers.0.self_attn.o_proj") not in found.by_key
-
-
-def test_curves_never_rise_and_end_at_nothing() -> None:
-    sites = sites_of(LARGE)
     for (form, *_), curve in CurveLibrary.load().curves_of(sites).by_key.items():
         assert (np.diff(curve.loss) <= 0).all()
         assert (curve.loss[-1] == 0) == (form != "latent:1:int8")
@@ -169,15 +162,12 @@ def own(family: Family, kind: str, refit: str = "residual") -> float:
     return float(getattr(shares, kind)[refit])
 
 
-def test_beside_rounding_another_form_has_something_to_win() -> None:
+def test_what_is_expected_beside_rounding_and_of_methods_that_nobody_compared() -> None:
     found = expected_curves(CURVES, recipe(schemes=("bf16", "w4a16")), METHODS.get("kfac"), LLAMA).by_key
     assert found["low_rank", "bf16", "w"].loss.tolist() == pytest.approx([2.58 + BESIDE, 0.86 + BESIDE, 0])
     rounded = [2.58, 0.86 + 0.86 * 0.7 * 0.5, 0.86 * 0.7]
     assert found["low_rank", "w4a16", "w"].loss.tolist() == pytest.approx([*np.add(rounded[:2], BESIDE), rounded[2]])
     assert found["dense", "w4a16", "w"].loss.tolist() == pytest.approx([0.86 * 0.7 * 0.5] * 2)
-
-
-def test_nothing_is_expected_of_methods_that_nobody_compared() -> None:
     found = expected_curves(CURVES, recipe(method="svd-llm", refit="none"), METHODS.get("svd-llm"), GEMMA)
     assert found.by_key["low_rank", "bf16", "w"].loss.tolist() == [3, 1, 0]
     assert found.by_key["skip", "bf16", "o"].loss.tolist() == [2, 0]

@@ -42,16 +42,13 @@ def loss_at(weight: Tensor, kept: Tensor, metric: Metric) -> float:
     return loss_of(weight, smaller, metric)
 
 
-def test_the_curve_is_the_loss_of_the_compensated_weight() -> None:
+def test_the_curve_is_the_loss_of_the_compensated_weight_and_each_step_the_least() -> None:
     weight, metric = problem()
     result = eliminate(weight, metric)
     for width in (69, 37, 1):
         kept = last_to_go(result.order, width)
         assert len(kept) == width
         assert loss_at(weight, kept, metric) == pytest.approx(result.curve.loss[width], rel=1e-9)
-
-
-def test_each_step_removes_the_neuron_that_costs_least() -> None:
     weight, metric = problem(neurons=12)
     order = eliminate(weight, metric).order.tolist()
     alive = list(range(12))

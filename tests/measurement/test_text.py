@@ -228,7 +228,7 @@ def files(tmp_path: Path) -> list[str]:
     return [str(tmp_path / name) for name in ("a.txt", "b.txt")]
 
 
-def test_one_text_is_itself(files: list[str]) -> None:
+def test_texts_are_one_or_a_list_or_documents(files: list[str]) -> None:
     assert Texts.of("c4:2x8").parts == (TextSpec("c4", 2, 8),)
     assert Texts.of(Path("notes.txt")).parts == (TextSpec("notes.txt"),)  # type: ignore[arg-type]
     assert Texts.of(TextSpec("c4", 2, 8)) == Texts.of("c4:2x8")
@@ -236,16 +236,10 @@ def test_one_text_is_itself(files: list[str]) -> None:
     one = Texts.of([f"{files[0]}:3x8"])
     assert (one.name, one.written) == (files[0], f"{files[0]}:3x8")
     assert one.cut(Ordinals()).digest == calibration_windows(f"{files[0]}:3x8", Ordinals()).digest
-
-
-def test_strings_that_are_no_known_text_with_a_size_are_documents() -> None:
     alone = [["abc"], ["a:0x5"], ["see\nc4:2x8"]]
     for documents in (*alone, ["abc", "the ratio:2x8"], ["wiki-sample", "c4"], ["no-such.txt:3x8", "no-other.txt:2x8"]):
         assert Texts.of(documents).parts == (Documents(documents),)
         assert Texts.of(iter(documents)).parts == (Documents(documents),)
-
-
-def test_a_list_of_texts(files: list[str]) -> None:
     memory = Documents(["abc"], 1, 8)
     found = Texts.of([f"{files[0]}:3x8", TextSpec(files[1], 2, 8), memory])
     assert found.parts == (TextSpec(files[0], 3, 8), TextSpec(files[1], 2, 8), memory)
@@ -398,11 +392,8 @@ def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_markup_is_stripped_to_what_is_read(dump: Path) -> None:
+def test_markup_is_stripped_to_what_is_read_and_kept(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wikipedia.wiki_sample() == STRIPPED.replace("* ", "")
-
-
-def test_stripped_text_is_kept(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = wikipedia.wiki_sample()
     monkeypatch.setattr(wikipedia, "_articles", lambda _: pytest.fail("stripped again"))
     assert wikipedia.wiki_sample() == first

@@ -124,16 +124,13 @@ def test_a_bar_of_the_dense_layer_and_one_a_plan(aligned: Plan) -> None:
         plots.layer_time({"ours": with_recipe(aligned, fuse=True)}, profile(shapes()), PREFILL, layer=1)
 
 
-def test_chosen_plans_stand_on_the_frontier() -> None:
+def test_chosen_plans_stand_on_their_own_frontier(aligned: Plan) -> None:
     points = whole_range()
     chosen = points.plan(len(points.points) - 2)
     star = plots.frontier(points, {"chosen": chosen}).lines[-1]
     assert (star.get_marker(), star.get_xdata()[0]) == ("*", chosen.budget.used / 1e6)
     ax = plots.frontier(points, {"chosen": chosen}, against=PREFILL)
     assert ax.get_xlabel() == "latency of the targeted weights (µs)"
-
-
-def test_what_does_not_belong_on_a_frontier(aligned: Plan) -> None:
     with pytest.raises(PlanError, match=r"plan a for another .* beside a frontier of tiny"):
         plots.frontier(whole_range(), {"a": with_measured(aligned, model="another", digest="1" * 64)})
     text = replace(MEASURED.calibration, windows=8)
@@ -229,9 +226,6 @@ def test_the_atlas_has_one_panel_of_each_kind_that_was_measured() -> None:
     titles = [ax.get_title(loc="left") for ax in figure.axes if ax.axison]
     assert titles == ["linear bf16, m=4096 k=4096", "low_rank bf16, m=4096 k=4096 n=4096", "linear fp8, m=4096 n=4096"]
     assert figure.get_suptitle() == "NVIDIA Test GPU, PyTorch 2.11.0, CUDA 13.0"
-
-
-def test_too_few_or_too_many_sweeps_for_one_page() -> None:
     with pytest.raises(GacError, match="profile test has no sweep to draw; expected at least 8 dims"):
         plots.atlas(profile([]))
     with pytest.raises(GacError, match="13 sweeps to plot; expected at most 12"):

@@ -77,14 +77,11 @@ def test_every_cell_has_form_params_loss_latency_and_reasons() -> None:
     assert cell["reasons"][0].startswith("Why not smaller: ")
 
 
-def test_other_plans_stand_beside_it() -> None:
+def test_other_plans_stand_beside_it_and_a_rule_says_how_far_it_is_from_the_best() -> None:
     page = page_of(decided(), name="ours", against={"theirs": by_rule()})
     assert ["In theirs", "low_rank\N{NO-BREAK SPACE}3"] in cells(page)[0]["facts"]
     headings = "Mark Plan Kept Over Loss Perplexity prefill:1x8 Aligned Weights Bits Model Of the model KV cache Proof"
     assert f"{headings} Weights that differ P ours 0.6667" in words(page)
-
-
-def test_the_rule_says_how_far_it_is_from_the_best() -> None:
     plan = by_rule()
     proof = replace(plan.certificate, status="feasible", lower_bound=plan.certificate.value - 0.5, gap=0.5)
     said = words(page_of(replace(plan, certificate=proof)))
@@ -161,7 +158,7 @@ def test_smaller_and_larger_are_weighed_at_the_plans_prices() -> None:
     )
 
 
-def test_bytes_count_where_they_are_limited() -> None:
+def test_bytes_and_time_count_where_they_are_limited() -> None:
     plan = rounded(0.44)  # of 576 bytes
     assert [partial.weights[0].becomes for partial in plan.sites] == [("dense", 12, "w4a16"), ("low_rank", 4, "w4a16")]
     smaller, larger = trades(plan, plan.sites[1])
@@ -171,9 +168,6 @@ def test_bytes_count_where_they_are_limited() -> None:
     for_less, for_more = reasons(plan, plan.sites[1])
     assert "would free 76 bytes and lose" in for_less
     assert for_more.endswith(f" The limit has {253 - 128 - 124} left.")
-
-
-def test_time_counts_where_it_is_limited() -> None:
     plan = decided(1.0, latency={PREFILL: 0.5})
     smaller, larger = trades(plan, plan.sites[0])
     assert smaller.slower == ((PREFILL, -10),)
@@ -202,15 +196,12 @@ def test_the_cache_counts_where_it_is_limited() -> None:
     )
 
 
-def test_where_no_limit_binds() -> None:
+def test_where_no_limit_binds_or_nothing_was_weighed() -> None:
     plan = decided(1.0)
     smaller, largest = reasons(plan, plan.sites[0])
     assert smaller.endswith("No limit binds, so nothing would be won with what is freed.")
     assert largest == "Dense is the largest there is."
     assert "Elsewhere, that is worth 0: " in reasons(rounded(0.5), rounded(0.5).sites[0])[-1]
-
-
-def test_where_nothing_was_weighed() -> None:
     plan, by = decided(), by_rule()
     assert reasons(by, by.sites[0]) == ("The rule uniform gave this; it weighs no other choice.",)
     bare = replace(plan, sites=tuple(replace(site, alternatives=()) for site in plan.sites))
@@ -274,15 +265,12 @@ def skipping() -> Plan:
     return planner.plan(1.0, forms=forms, latency=limits, fuse="auto", slack=None)
 
 
-def test_the_page_says_nothing_of_the_next_dim_of_what_is_not_run(skipping: Plan, tmp_path: Path) -> None:
+def test_skipped_blocks_and_heads_on_the_page_and_in_the_figure(skipping: Plan, tmp_path: Path) -> None:
     assert {"heads", "skip", "narrow"} <= {weight.form for weight in skipping.weights}
     gac.report(skipping, tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert "s: 0: an attention or MLP that is skipped" in page
     assert ">s 0<" in page.replace("\n", "")
-
-
-def test_heads_and_blocks_are_aligned_and_the_legend_fits_below_the_figure(skipping: Plan) -> None:
     ax = gac.plots.plan(skipping)
     assert skipping.aligned_fraction == 1.0
     assert "*" not in {text.get_text()[-1:] for text in ax.texts}

@@ -226,7 +226,13 @@ def explained() -> ExplainedSweep:
     return ExplainedSweep(sweep, cliffs, (None, *[cause] * (len(cliffs.collapsed) - 1)), ())
 
 
-def test_unknown_causes_and_no_cliffs(explained: ExplainedSweep) -> None:
+def test_cliffs_whose_cause_is_unknown_or_whose_label_is_long(explained: ExplainedSweep) -> None:
+    sizes = (("b", 4), ("h", 32), ("kv", 32), ("s", 2048), ("t", 2048))
+    old = explained.sweep
+    long = Sweep("sdpa_efficient_causal", "bf16", "hot", "d", sizes, old.dims, old.ns, old.iqr, old.launches)
+    sweeps = [ExplainedSweep(long, explained.cliffs, (), ())]
+    for table in (cliffs_table("a GPU", sweeps), alignment_table(sweeps)):
+        assert not any("…" in line for line in shown(table))
     lines = shown(cliffs_table("a GPU", [explained]))
     assert "low_rank bf16 m=1024 k=4096 n=4096, r 129 112 961 -> 968, 5.00x 8 0" in lines
     assert lines[-1] == "causes of the 112 collapsed dims: alignment tier 99.1%, the record does not tell 0.9%"
@@ -236,15 +242,6 @@ def test_unknown_causes_and_no_cliffs(explained: ExplainedSweep) -> None:
     lines = shown(cliffs_table("a GPU", [ExplainedSweep(explained.sweep, find_cliffs(explained.sweep), (), ())]))
     assert "low_rank bf16 m=1024 k=4096 n=4096, r 129 0 none 1 0" in lines
     assert lines[-1] == "no dim is collapsed"
-
-
-def test_the_longest_label_fits(explained: ExplainedSweep) -> None:
-    sizes = (("b", 4), ("h", 32), ("kv", 32), ("s", 2048), ("t", 2048))
-    old = explained.sweep
-    long = Sweep("sdpa_efficient_causal", "bf16", "hot", "d", sizes, old.dims, old.ns, old.iqr, old.launches)
-    sweeps = [ExplainedSweep(long, explained.cliffs, (), ())]
-    for table in (cliffs_table("a GPU", sweeps), alignment_table(sweeps)):
-        assert not any("…" in line for line in shown(table))
 
 
 def test_profiles_show_what_is_wrong_with_one() -> None:
@@ -278,14 +275,11 @@ def test_headings_and_numbers_are_whole_and_within_the_width(columns: int, width
     assert max(map(len, lines)) <= width
 
 
-def test_the_widest_column_gives_way_first_and_rows_become_lists_where_columns_do_not_fit() -> None:
+def test_columns_give_way_and_come_back() -> None:
     assert _lines(3, 20) == ["plan: a", "layer: 0", "kept: 0.8000", "perplexity:", "1,234.5678", ""] * 2
     head, _, first, *_ = _lines(3, 50, name="model.layers.0.self_attn.q_proj")
     assert head.split() == ["plan", "layer", "kept", "perplexity"]
     assert first.split()[1:] == ["0", "0.8000", "1,234.5678"]
-
-
-def test_the_same_table_fits_again_where_there_is_room() -> None:
     table = new_table([("plan", "<"), ("perplexity", ">")], [("a" * 30, "271.36")])
     heights = [len(_printed(table, width)) for width in (20, 30, 60)]
     assert heights[0] > heights[1] > heights[2] == 3

@@ -92,14 +92,12 @@ def test_a_profile_is_resumed_at_an_earlier_date(tmp_path: Path) -> None:
 NOWHERE = Path("/proc/gac")  # not even root can make a file there
 
 
-def test_places_that_cannot_be_written_are_named() -> None:
+def test_where_files_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StatisticsError, match=r"cannot be written to /proc/gac/losses\.safetensors: .* GAC_HOME"):
         write_tensors(NOWHERE / "losses.safetensors", {"loss": torch.zeros(1)})
     with pytest.raises(ProfileError, match=r"profile /proc/gac/gpu\.jsonl cannot be written: No such file"):
         Journal(NOWHERE / "gpu.jsonl", make_header()).__enter__()
 
-
-def test_a_file_system_that_syncs_no_directories_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sync(handle: int) -> None:
         if stat.S_ISDIR(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "Invalid argument")
