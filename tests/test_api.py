@@ -128,7 +128,7 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
         small.allocate(0.7, latency=0.9)
 
 
-def test_an_unreachable_budget_says_what_can_be_reached(small: Small) -> None:
+def test_what_cannot_be_reached_or_measured_is_named(small: Small) -> None:
     with pytest.raises(BudgetError) as failure:
         small.allocate(0.01)
     smallest = float(failure.value.remedy.split("budget of ")[1].split(" or more")[0])
@@ -136,9 +136,6 @@ def test_an_unreachable_budget_says_what_can_be_reached(small: Small) -> None:
     small.allocate(smallest)
     with pytest.raises(BudgetError):
         small.allocate(smallest - 2e-5)
-
-
-def test_what_cannot_be_measured_is_named(small: Small) -> None:
     with pytest.raises(ModelError, match="calibration windows of 600 tokens for a model of 512 positions"):
         small.allocate(0.8, calibration=f"{small.text}:1x600")
     with torch.no_grad():

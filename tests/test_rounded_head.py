@@ -172,7 +172,7 @@ def saved(model: Any, tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-def test_a_tied_head_has_no_tensors_of_its_own(model: Any, saved: Path) -> None:
+def test_a_tied_head_has_no_tensors_of_its_own_and_no_vocabulary_is_resized(model: Any, saved: Path) -> None:
     names = {name for name in load_file(saved / "model.safetensors") if "embed_tokens" in name or "lm_head" in name}
     tied = isinstance(model.lm_head, TiedHead)
     ends = ["model.embed_tokens"] if tied else ["model.embed_tokens", "lm_head"]
@@ -181,9 +181,6 @@ def test_a_tied_head_has_no_tensors_of_its_own(model: Any, saved: Path) -> None:
     if tied:
         assert other.lm_head._link[0] is other.model.embed_tokens
     assert torch.equal(logits(other), logits(model))
-
-
-def test_a_rounded_vocabulary_is_not_resized(model: Any, saved: Path) -> None:
     for one in (model, gac.load(saved), AutoModelForCausalLM.from_pretrained(saved)):
         with pytest.raises(ValueError, match="embedding and head are in w8a16; expected them in 16 or 32 bits to res"):
             one.resize_token_embeddings(ROWS + 1)

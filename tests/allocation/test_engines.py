@@ -197,15 +197,12 @@ def test_the_engine_s_kernels_are_looked_up() -> None:
         assert timing.of_weight(DENSE, weight, np.array([full]))[0].tolist() == [[ns]]
 
 
-def test_gemms_take_the_scale_of_a_step() -> None:
+def test_gemms_take_the_scale_of_a_step_and_a_limit_of_1_allows_the_plugin() -> None:
     scaled = problem({PREFILL: Step(dense_ns=32_000, served_ns=30_000, scale=Fraction(3, 2))})
     assert scaled.dense.gemms_ns == (18_000,)
     assert scaled.dense.rest_ns == (12_000,)
     alone = decide(problem({})).plan.workloads[0].plan_ns or 0
     assert decide(scaled).plan.workloads[0].plan_ns == alone * 3 // 2 + 12_000
-
-
-def test_a_limit_of_1_allows_the_dense_model_in_the_plugin() -> None:
     slower = {PREFILL: Step(dense_ns=29_000, served_ns=30_000)}
     for share, limit in ((1.0, 12_000), (0.9, 26_100 - 18_000)):
         limited = problem(slower, latency={PREFILL: share})

@@ -111,13 +111,10 @@ def test_every_latency_of_a_small_model_is_known(name: str, table: str, fuse: bo
     assert plan.measured.profile.error < 0.06
 
 
-def test_a_latency_that_is_modelled_can_be_limited() -> None:
+def test_a_modelled_latency_can_be_limited_and_a_plan_says_how_far_it_is_off(tmp_path: Path) -> None:
     plan = planned(CONFIGS["gemma-3-270m"], "nvidia-h200", latency={"decode:1@1024": 0.95})
     (decode,) = (each for each in plan.workloads if each.workload == "decode:1@1024")
     assert decode.plan_ns <= 0.95 * decode.dense_ns
-
-
-def test_a_plan_says_how_many_are_modelled_and_how_far_they_are_off(tmp_path: Path) -> None:
     plan = planned(CONFIGS["gemma-3-270m"], "nvidia-h200")
     said = plan.summary()
     assert f"{plan.workloads[0].modelled} modelled)" in said

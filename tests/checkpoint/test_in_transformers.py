@@ -25,14 +25,11 @@ ON_CPU = ("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_em
 PLACES = dict.fromkeys(ON_CPU, "cpu") | {"model.layers.1": "disk"}
 
 
-def test_the_class_is_a_subclass_of_the_architectures(model: Any) -> None:
+def test_it_is_a_model_of_its_architecture_in_any_dtype(model: Any, saved: Path) -> None:
     assert isinstance(model, LlamaForCausalLM)
     assert isinstance(model, CompressedModel)
     assert model.config.model_type == "gac_llama"
     assert model.model.config is model.config
-
-
-def test_a_dtype_can_be_asked_for(saved: Path) -> None:
     loaded, report = AutoModelForCausalLM.from_pretrained(saved, dtype="bfloat16", output_loading_info=True)
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
     assert not report["missing_keys"]
@@ -57,16 +54,13 @@ def test_offloaded_weights_are_not_fused(make_plan: MakePlan, tmp_path: Path, ca
     assert (logits(loaded) - logits(fused)).abs().max() < 1e-5
 
 
-def test_it_can_be_built_from_its_config(saved: Path) -> None:
+def test_it_can_be_built_from_its_config_and_opened_without_a_head(saved: Path, model: Any) -> None:
     config = AutoConfig.from_pretrained(saved)
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
     assert empty.get_parameter(f"{Q_PROJ}.first.weight").shape == (CHANGES[Q_PROJ][1], 64)
     assert all(parameter.is_meta for parameter in empty.parameters())
     assert torch.isfinite(logits(AutoModelForCausalLM.from_config(config))).all()
-
-
-def test_the_model_without_a_head_is_the_one_within(saved: Path, model: Any) -> None:
     base = AutoModel.from_pretrained(saved)
     assert isinstance(base.get_submodule(Q_PROJ.removeprefix("model.")), LowRankLinear)
     with torch.no_grad():

@@ -130,16 +130,13 @@ def test_what_cannot_be_parsed_is_told_in_json(words: str, given: str, usage: st
     assert json.loads(result.stdout) == {"error": expected}
 
 
-def test_a_name_that_may_be_on_the_hub_waits_for_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_network_or_a_gpu_it_is_said_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", Mock(side_effect=ConnectionError("no route")))
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
     monkeypatch.chdir(tmp_path)
     result = run("eval", "smal", "--windows", "1")
     assert result.exit_code == ERROR
     assert "model 'smal': no such directory, and the hub cannot be reached (no route)" in result.stderr
-
-
-def test_a_bench_without_a_gpu_says_what_runs_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = run("bench", "--shapes", "llama-3-8b", "--scheme", "w4a16")
     assert result.exit_code == ERROR
@@ -185,13 +182,12 @@ def test_a_full_standard_output_is_an_error(words: str) -> None:
     assert result.stderr == "Error: the answer cannot be written: No space left on device\n"
 
 
-def test_a_closed_standard_error_loses_notes_alone() -> None:
+def test_a_closed_standard_error_and_an_output_of_ascii(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     result = _process("study --json 2>&-")
     assert result.returncode == 0
     assert json.loads(result.stdout)["studies"]
-
-
-def test_what_standard_output_cannot_encode_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = TextIOWrapper(BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setattr(main, "callback", lambda: print("é"))

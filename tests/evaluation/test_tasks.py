@@ -83,14 +83,13 @@ def test_batches_are_alike(tiny_model: Any, tiny_tokenizer: Any, written: Path, 
     assert (*capfd.readouterr(), caplog.messages) == ("", "", [])
 
 
-def test_examples_before_every_item(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path) -> None:
+def test_examples_come_first_and_nan_is_refused(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path
+) -> None:
     suite = open_suite([str(write(written.parent, fewshot_split="test"))], num_fewshot=2)
     scores = suite.run(tiny_model, tiny_tokenizer)
     assert suite.run(tiny_model, tiny_tokenizer) == scores
     assert scores[0].num_fewshot == 2
-
-
-def test_a_model_that_is_not_finite(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path) -> None:
     torch.nn.init.constant_(tiny_model.lm_head.weight, float("nan"))
     with pytest.raises(ModelError, match="the log-likelihood of request 0 is nan; expected a finite log-likelihood"):
         open_suite([str(written)]).run(tiny_model, tiny_tokenizer)

@@ -133,7 +133,10 @@ def test_a_seed_draws_windows_from_the_whole_text(text_file: Path, prose: str) -
     assert all(start % 100 == 0 for start in starts)
 
 
-def test_named_text_is_split_between_calibration_and_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_text_is_split_and_an_unknown_name_lists_the_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TextError, match=r"expected one of wiki-sample, wikitext2, c4, .*Did you mean 'wikitext2'"):
+        evaluation_windows("wikitext-2", Ordinals())
+    assert text_names() == ("wiki-sample", "wikitext2", "c4")
     source = module._Source(lambda: "abcdefghij", lambda: "abcdefghij", reserved=6)
     monkeypatch.setattr(module, "_SOURCES", {"letters": source})
     evaluated = evaluation_windows("letters", Ordinals(), length=2)
@@ -144,12 +147,6 @@ def test_named_text_is_split_between_calibration_and_evaluation(monkeypatch: pyt
         assert "".join(map(chr, calibrated.ids.flatten().tolist())) == "abcdef"
     with pytest.raises(TextError, match="letters has 6 tokens for calibration; expected at least 8"):
         calibration_windows("letters:4x2", Ordinals())
-
-
-def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(TextError, match=r"expected one of wiki-sample, wikitext2, c4, .*Did you mean 'wikitext2'"):
-        evaluation_windows("wikitext-2", Ordinals())
-    assert text_names() == ("wiki-sample", "wikitext2", "c4")
 
 
 def test_files_with_a_byte_order_mark_and_files_that_are_not_utf8(tmp_path: Path) -> None:
@@ -201,7 +198,7 @@ def test_data_sets_give_other_splits_to_evaluation(name: str, evaluated: str, mo
     assert asked == ["train", *[evaluated] * 3]
 
 
-def test_c4_is_read_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c4_is_read_no_further_than_needed_and_may_be_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
 
     def load_dataset(dataset: str, **_: Any) -> Any:
@@ -212,9 +209,6 @@ def test_c4_is_read_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert evaluation_windows("c4", Ordinals(0), length=1).ids.numel() == 1 + 2000 + 2 * 1999
     assert len(read) == 2000
-
-
-def test_a_data_set_out_of_reach_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=ConnectionError("Couldn't reach 'Salesforce'")))
     with pytest.raises(TextError, match=r"data set Salesforce/wikitext \(test\) cannot be fetched: Couldn't reach"):
         evaluation_windows("wikitext2", Ordinals())

@@ -90,13 +90,10 @@ def test_dims_are_hollow_where_misaligned_and_on_the_top_line_where_dense(aligne
         plots.dims({"a": aligned}, "up")
 
 
-def test_every_key_value_head_has_a_point(make_plan: MakePlan, tiny_config: LlamaConfig) -> None:
+def test_every_head_has_a_point_and_published_dims_their_heads(make_plan: MakePlan, tiny_config: LlamaConfig) -> None:
     ax = plots.heads(make_plan(tiny_config, {V: ("latent:1", 5)}))
     points = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines if line.get_marker() in ("o", "s")]
     assert points == [([0, 1, 2, 3], [16] * 4), ([], []), ([0, 1], [16, 16]), ([2, 3], [5, 5])]
-
-
-def test_published_dims_and_how_many_heads_have_them() -> None:
     ax = published_heads()
     assert legend(ax) == ["16 heads: a multiple of 8", "496 heads: these, no multiples of 8"]
     assert words(ax)[0] == "114"
@@ -140,15 +137,12 @@ def test_chosen_plans_stand_on_their_own_frontier(aligned: Plan) -> None:
         plots.frontier(whole_range(), against="chat")
 
 
-def test_outcomes_are_drawn_or_refused() -> None:
+def test_outcomes_and_alignment_classes_are_drawn_or_refused() -> None:
     ax = plots.prediction([plots.Outcome("kept 0.8", 0.2, 0.25), plots.Outcome("kept 0.6", 0.8, 0.7)])
     assert [list(axis) for axis in ax.lines[-1].get_data()] == [[0.2, 0.8], [0.25, 0.7]]
     assert words(ax) == ["kept 0.8", "kept 0.6"]
     with pytest.raises(GacError, match=r"x: predicted nan, measured 0\.1; expected finite losses"):
         plots.prediction([plots.Outcome("x", float("nan"), 0.1)])
-
-
-def test_alignment_classes_that_do_not_keep_up_have_an_asterisk() -> None:
     rows = [measured("linear", 1000 if n % 8 == 0 else 2000, m=8, k=64, n=n) for n in range(64, 257)]
     ax = plots.alignment(profile(rows))
     assert [label.get_text() for label in ax.get_yticklabels()] == ["linear bf16, n"]
