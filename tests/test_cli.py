@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -123,10 +124,9 @@ def test_allocate_notes_its_cost_and_shows_the_plan(work: Any, tmp_path: Path) -
     assert "layer q k v o gate up down kept loss" in " ".join(result.stdout.split())
     assert "GAC plan for" in result.stdout
     document, plan = answer(*words), Plan.load(target)
-    assert document["path"] == str(target)
+    assert (document["path"], document["aligned_fraction"]) == (str(target), plan.aligned_fraction)
     assert document["limits"][0]["used"] == plan.budget.used <= document["limits"][0]["limit"]
     assert document["prediction"]["loss"] == plan.prediction.loss
-    assert document["aligned_fraction"] == plan.aligned_fraction
 
 
 def test_several_texts_and_one_to_check(work: Any, tmp_path: Path) -> None:
@@ -139,29 +139,19 @@ def test_several_texts_and_one_to_check(work: Any, tmp_path: Path) -> None:
     assert "windows of 32 and 64 tokens; expected one length" in refused(*words, f"{work.other}:2x32")
 
 
-def test_nothing_is_written_over_a_directory_below_a_file_or_where_nothing_can_be(
-    work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_can_be_written(work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    message = "Error: . is a directory; expected the path of a file. Name a file in it.\n"
-    assert refused("eval", "m", "-o", ".") == message
-    message = "file is a file; expected a path below a directory. Choose another path.\n"
-    assert refused("allocate", "m", "-o", "file/a").endswith(message)
+    assert "Error: . is a directory; expected the path of a file." in refused("eval", "m", "-o", ".")
+    assert "file is a file; expected a path below a directory." in refused("allocate", "m", "-o", "file/a")
 
-    def refuse(*_arguments: Any, **_options: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("gac.cli.options.TemporaryFile", refuse)
+    monkeypatch.setattr("gac.cli.options.TemporaryFile", Mock(side_effect=PermissionError(13, "Permission denied")))
     message = refused("allocate", work.model, "-o", tmp_path / "plan.json")
     assert f"nothing can be written to {tmp_path}: Permission denied; expected a writable path" in message
 
 
 def test_an_interrupt_says_what_is_kept(work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_arguments: Any, **_options: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("gac.api.allocate", stop)
+    monkeypatch.setattr("gac.api.allocate", Mock(side_effect=KeyboardInterrupt))
     result = run("allocate", work.model, "-o", tmp_path / "plan.json")
     assert result.exit_code == 130
     assert "Interrupted. Progress is saved in GAC_HOME; rerun the command" in result.stderr

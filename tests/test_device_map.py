@@ -21,9 +21,8 @@ def dispatched(model: LlamaForCausalLM, second_layer: str, folder: Path) -> Llam
     """A copy whose second layer is where ``second_layer`` says, the rest on the CPU."""
     parts = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
     device_map = dict.fromkeys(parts, "cpu") | {"model.layers.1": second_layer}
-    return accelerate.dispatch_model(
-        copy.deepcopy(model), device_map, main_device="cpu", offload_dir=folder, force_hooks=True
-    )
+    options = {"main_device": "cpu", "offload_dir": folder, "force_hooks": True}
+    return accelerate.dispatch_model(copy.deepcopy(model), device_map, **options)
 
 
 UNLIMITED: dict[str, Any] = {"latency": "any", "slack": 0}
@@ -33,9 +32,7 @@ PEERS = UNLIMITED | {"method": "svd-llm", "rule": "zero-sum", "forms": ("low_ran
 @pytest.mark.parametrize(
     ("where", "given"), [("disk", UNLIMITED), ("cpu", UNLIMITED | {"shots": 2}), ("cpu", PEERS)], ids=str
 )
-def test_the_plan_is_that_of_the_model_in_one_place(
-    small: Small, where: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_is_the_same(small: Small, where: str, given: Any, tmp_path: Path, monkeypatch: Any) -> None:
     plan = small.allocate(0.7, **given)
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "own"))
     spread = dispatched(small.model, where, tmp_path / "offloaded")
@@ -57,9 +54,7 @@ def test_a_dispatched_model_is_compressed_where_it_is(small: Small, tmp_path: Pa
         (PEERS, "under the rule zero-sum; .* where its gradient or its truncation can be measured"),
     ],
 )
-def test_offloaded_weights_are_refused_where_others_take_their_place(
-    small: Small, given: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_offloaded_weights_have_no_successor(small: Small, given: Any, message: str, tmp_path: Path) -> None:
     spread = dispatched(small.model, "disk", tmp_path)
     plan = None if given else small.allocate(0.7)
     with pytest.raises(ModelError, match=f"q_proj.weight is offloaded by its device_map.*{message}"):
@@ -83,9 +78,7 @@ def test_weights_without_values_are_refused(small: Small) -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_offloaded_models_are_evaluated_as_those_in_memory(
-    compressed: bool, small: Small, prose: str, tmp_path: Path
-) -> None:
+def test_offloaded_models_are_evaluated_alike(compressed: bool, small: Small, prose: str, tmp_path: Path) -> None:
     model = small.compress(small.allocate(0.7)) if compressed else small.model
     options: dict[str, Any] = {"windows": 2, "length": 32, "progress": False}
     spread = dispatched(model, "disk", tmp_path)

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from pathlib import Path
@@ -110,25 +111,18 @@ ROWS: list[Row] = [
     ("allocate", {"budget": np.array([0.8, 0.7])}, "allocate(budget=array([0.8, 0.7])); expected a number or None."),
     ("allocate", {"budget": torch.tensor([0.5])}, "allocate(budget=tensor([0.5000])); expected a number or None."),
     ("allocate", {"model": ""}, "model '': no such directory; "),
-    ("allocate", {"calibration": None}, "a NoneType as calibration text; expected a name, a path"),
     ("allocate", {"calibration": [3]}, "document 0 of type int; expected an iterable of strings, each a document"),
-    ("allocate", {"profile": PLAN}, "load(path_or_name of type Plan); expected a string or a path"),
     ("allocate", {"rule": None}, "a NoneType as a rule, which lacks name; expected an instance of a subclass"),
     ("allocate", {"rule": "uniform:down0"}, "rule uniform:down0; expected a way to round"),
-    ("allocate", {"method": None}, "a NoneType as a method, which lacks name; "),
     ("allocate", {"refit": ["none"]}, "refit=['none']; expected one of none, residual, update"),
-    ("allocate", {"forms": 3}, "a int as a form, which lacks name; "),
     ("allocate", {"latency": {3: 0.9}}, "workload '3'; expected prefill:BxS"),
     ("allocate", {"latency": [0.9]}, "limits.latency.prefill:1x1024=[0.9]; expected a number above 0"),
     *each("allocate", "slack", (-0.1, NAN), "slack=@; expected a number from 0 to 1"),
-    ("allocate", {"bugdet": 0.8}, "the option 'bugdet'; expected one of budget, "),
     ("allocate", {"kv_cache": 0.75, "rule": "uniform"}, "rule uniform with a limit of kv_cache; "),
     ("allocate", {"method": "palu", "forms": "narrow"}, "method palu with forms narrow; expected its own, latent. "),
     ("allocate", {"method": "palu:2", "kv_cache": 0.5}, "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; "),
     ("allocate", {"forms": "latent:1", "latency": 0.9}, "a limit of latency, or loss for speed, with form latent:1; "),
-    ("recipe", {"recipe": PLAN}, "allocate(recipe of type Plan); expected a Recipe"),
     ("recipe", {"recipe": "none.json"}, "recipe none.json cannot be read: No such file"),
-    ("frontier", {"points": 1}, "1 points; expected a whole number, 2 or more"),
     *each("frontier.plan", "index", (99, -99), "point @ of a frontier; expected one from 0 to "),
     ("heal", {"tokens": "many"}, f"heal(tokens='many'){NO_COUNT} or None. Correct it."),
     *each("heal", "minutes", (NAN, 0, -1, 10**40), "minutes=@; expected minutes above 0, a year at most"),
@@ -136,22 +130,15 @@ ROWS: list[Row] = [
     ("compress", {"plan": FRONTIER}, f"compress(plan of type Frontier){NO_PLAN}"),
     ("compress", {"plan": "none.json"}, "plan none.json cannot be read: No such file or directory; "),
     ("compress", {"plan": Path(".")}, "plan . cannot be read: Is a directory; "),
-    ("compress", {"calibration": []}, "no document; expected an iterable of strings"),
     ("GacConfig", {"plan": "none.json"}, "plan none.json cannot be read: No such file or directory; "),
-    ("GacConfig", {"plan": 3}, "a int as a plan; expected a Plan, or the path of one. Pass one of these."),
-    ("save", {"model": MODEL}, "a LlamaForCausalLM without a plan; "),
     *each("save", "max_shard_size", ("lots", "0GB", "5GB\n"), "max_shard_size=@; expected bytes, or a size in KB"),
     *each("save", "max_shard_size", (-1, True, 1.5), f"save(max_shard_size=@){NO_COUNT} or a string"),
-    ("load", {"directory": "none"}, "none has no config.json with a key gac; "),
     *each("load", "device", ("gpu9", "cuda:99", "cuda:-2"), "device @; expected cpu, or one of the "),
-    ("export", {"model": MODEL}, "a LlamaForCausalLM without a plan; "),
     ("export_gguf", {"model": MODEL}, "a LlamaForCausalLM without a plan; "),
     *each("perplexity", "windows", (0, "2"), f"perplexity(windows=@){NO_COUNT} or None. Correct it."),
     ("perplexity", {"batch": None}, f"perplexity(batch=None){NO_COUNT}. Correct it."),
     ("perplexity", {"text": {"a": 1}}, "perplexity(text={'a': 1}); expected a string, a Documents or several"),
     *each("evaluate", "num_fewshot", (-1, 10**40, True, 1.5), "evaluate(num_fewshot=@); expected a whole number"),
-    ("evaluate", {"models": []}, "no model; expected at least one"),
-    ("evaluate", {"text": None}, "no text and no tasks; "),
     ("evaluate", {"tasks": [3]}, "evaluate(tasks=[3]); expected a string or several (each a string)"),
     ("evaluate", {"limit": 5}, "num_fewshot=None and limit=5 without tasks; "),
     ("report", {"plan": "none.json"}, "plan none.json cannot be read"),
@@ -162,14 +149,11 @@ ROWS: list[Row] = [
     *each("ShapeContract", "steps", (8, ("8",), (8.5,), (True,)), "ShapeContract(steps=@); "),
     ("ShapeContract", {"steps": ()}, "a contract with steps () and dims (); "),
     *each("becomes", "dim", ("3", 0, -3), f"becomes(dim=@){NO_COUNT}"),
-    ("Documents", {"texts": None}, "a NoneType as documents; expected an iterable of strings, each a document"),
-    ("Recipe", {"rule": None}, "Recipe(rule=None); expected a string"),
     ("Profile.rows_of", {"fixed": [1024]}, "rows_of(fixed=[1024]); expected a mapping from a string to a whole number"),
     ("plots.dims", {"plans": {}}, "0 plans in one figure; "),
     ("plots.latency", {"dims": [8, 16, 32]}, "latency(dims=[8, 16, 32]); expected several (each a whole"),
     ("plots.latency", {"dims": (5000, 6000)}, "dims from 5000 to 6000 of low_rank bf16 m=1024 k=4096 n=4096, r; "),
     ("plots.prediction", {"outcomes": [3]}, "prediction(outcomes=[3]); expected several (each an Outcome)"),
-    ("plots.save", {"drawn": 3}, "a int to save; expected a figure, or axes of one"),
 ]
 
 ANYTHING = {
@@ -182,9 +166,7 @@ ANYTHING = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_argument_of_a_wrong_type_is_named(
-    name: str, own: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_types_are_named(name: str, own: SimpleNamespace, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     call, right = CALLS[name](own)
     parameters = inspect.signature(call).parameters.values()
@@ -198,20 +180,12 @@ def test_an_argument_of_a_wrong_type_is_named(
 @pytest.mark.parametrize(
     ("name", "wrong", "message"), ROWS, ids=[f"{name}-{message[:60]}" for name, _, message in ROWS]
 )
-def test_what_is_wrong_is_named(
-    name: str,
-    wrong: dict[str, Any],
-    message: str,
-    own: SimpleNamespace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_wrong_values(name: str, wrong: Any, message: str, own: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     call, right = CALLS[name](own)
-    given = {key: value(own) if isinstance(value, attrgetter) else value for key, value in wrong.items()}
-    with pytest.raises(gac.GacError) as refused:
-        call(**right | given)
-    assert str(refused.value).startswith(message)
+    values = {key: value(own) if isinstance(value, attrgetter) else value for key, value in wrong.items()}
+    with pytest.raises(gac.GacError, match=f"^{re.escape(message)}"):
+        call(**right | values)
     assert not list(tmp_path.iterdir())
 
 
@@ -247,9 +221,7 @@ def test_one_name_is_a_list_of_one(own: SimpleNamespace) -> None:
     assert len(plots.figure_of_dims({"a": own.plan}, "q_proj").axes) == 1
 
 
-def test_a_plan_and_a_frontier_may_be_paths(
-    own: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plans_and_frontiers_may_be_paths(own: SimpleNamespace, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     own.plan.save("plan.json")
     own.frontier.save("frontier.json")

@@ -16,21 +16,18 @@ WITH_SMOLLM2 = "03_from_model_to_checkpoint"
 NAMES = ["01_cliffs_of_a_gpu", "02_a_plan_versus_palu", pytest.param(WITH_SMOLLM2, marks=pytest.mark.smollm2)]
 
 TWO_LAYERS = """
+from gac.models import loading
 from gac.models.packaged import Packaged
-read = Packaged.read
+read, config = Packaged.read, Packaged.config
 def first_two(*given):
     model = read(*given)
-    model.model.layers = model.model.layers[:2]
-    model.config.num_hidden_layers = 2
+    model.model.layers, model.config.num_hidden_layers = model.model.layers[:2], 2
     return model
-Packaged.read = first_two
-config = Packaged.config
 def of_two(*given):
     made = config(*given)
     made.num_hidden_layers = 2
     return made
-Packaged.config = of_two
-from gac.models import loading
+Packaged.read, Packaged.config = first_two, of_two
 loading.SHAPES = {name: shapes for name, shapes in loading.SHAPES.items() if name != "smollm2"}
 """
 """SmolLM2 with its first two layers: real weights at real sizes, in a tenth of the time."""

@@ -38,16 +38,13 @@ def weighed(plan: Plan, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_plan_is_read_back_equal(plan: Plan, tmp_path: Path) -> None:
+def test_plans_are_read_back_equal_and_those_of_earlier_versions_too(plan: Plan, tmp_path: Path) -> None:
     over = replace(plan, limits=(replace(plan.budget, limit=plan.budget.used - 5, over=5),))
     assert "allowed, overshot by 5;" in over.summary()
     for made in (plan, over):
         made.save(tmp_path / "plan.json")
         assert Plan.load(tmp_path / "plan.json") == made
         assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
-
-
-def test_plans_of_earlier_versions_are_read(plan: Plan, tmp_path: Path) -> None:
     timed = WorkloadLatency("prefill:1x8", 12_000, 9_000, 14, 0, 0, fused_ns=7_000)
     sites = tuple(replace(site, latency_ns=(None,)) for site in plan.sites)
     recipe = changed_recipe(plan.recipe, workloads=["prefill:1x8"])
@@ -68,16 +65,11 @@ def test_the_summary_names_budget_forms_alignment_and_proof(plan: Plan) -> None:
     assert f"{plan.budget.used:,} of {plan.budget.total:,} targeted" in text
 
 
-@pytest.mark.parametrize(
-    ("windows", "error", "words"),
-    [
-        (64, 0.15, ", give or take 15 %"),
-        (64, None, ""),
-        (1, 0.25, " (from 1 x 1024 tokens alone, so it may be far too low)"),
-        (3, None, " (from 3 x 1024 tokens alone, so it may be far too low)"),
-        (4, 0.15, ", give or take 15 %"),
-    ],
-)
+TOO_FEW = " (from {} x 1024 tokens alone, so it may be far too low)"
+SAID = [(64, None, ""), (4, 0.15, ", give or take 15 %"), (1, 0.25, TOO_FEW.format(1)), (3, None, TOO_FEW.format(3))]
+
+
+@pytest.mark.parametrize(("windows", "error", "words"), SAID)
 def test_what_is_said_of_the_error_depends_on_the_text(plan: Plan, windows: int, error: float, words: str) -> None:
     text = replace(plan.measured.calibration, windows=windows, window_tokens=1024)
     lines = with_measured(plan, calibration=text, error=error).summary().splitlines()
@@ -139,38 +131,24 @@ def other(tiny_config: LlamaConfig, make_plan: MakePlan) -> Plan:
 
 
 def test_plans_are_compared_weight_by_weight(plan: Plan, other: Plan) -> None:
-    assert [
-        (pair.first.name, pair.first.dim, pair.second.form, pair.second.dim, pair.params)
-        for pair in plan.compare(other).differences
-    ] == [
-        ("model.layers.0.self_attn.q_proj", 24, "low_rank", 16, -1024),
-        ("model.layers.0.self_attn.o_proj", 9, "dense", 64, 4096 - 9 * 128),
-    ]
+    q_proj, o_proj = plan.compare(other).differences
+    assert (q_proj.first.name, o_proj.first.name) == tuple(CHANGES)
+    assert (q_proj.first.dim, q_proj.second.form, q_proj.second.dim, q_proj.params) == (24, "low_rank", 16, -1024)
+    assert (o_proj.first.dim, o_proj.second.form, o_proj.second.dim) == (9, "dense", 64)
+    assert o_proj.params == 4096 - 9 * 128
     assert plan.compare(plan).differences == ()
-
-
-def test_losses_by_different_methods_are_not_of_one_scale(plan: Plan, other: Plan) -> None:
     assert plan.compare(other).same_prediction
     assert not plan.compare(with_recipe(other, method="svd")).same_prediction
-
-
-def test_plans_for_different_models_are_not_compared(plan: Plan, other: Plan) -> None:
     with pytest.raises(PlanError, match="expected plans for the same model"):
         plan.compare(with_measured(other, model="large", digest="f" * 64))
 
 
-def test_what_is_no_default_is_told(plan: Plan) -> None:
+def test_the_command_has_what_is_no_default_and_what_a_plan_says_is_no_command(plan: Plan) -> None:
     asked = with_recipe(plan, fuse=True, rule="fisher:nearest32")
     assert " --refit none --rule fisher:nearest32 --fuse \\\n" in allocate_command(asked)
-
-
-def test_what_a_plan_says_is_no_command_of_its_own(plan: Plan) -> None:
     asked = with_recipe(plan, method="kfac | reboot", rule="uniform:$(reboot)")
     hostile = with_measured(asked, model="tiny; reboot")
     words = shlex.split(allocate_command(hostile))
-    assert [words[2], words[words.index("--method") + 1], words[words.index("--rule") + 1]] == [
-        "tiny; reboot",
-        "kfac | reboot",
-        "uniform:$(reboot)",
-    ]
+    told = [words[2], words[words.index("--method") + 1], words[words.index("--rule") + 1]]
+    assert told == ["tiny; reboot", "kfac | reboot", "uniform:$(reboot)"]
     assert "'tiny; reboot'" in allocate_command(hostile)

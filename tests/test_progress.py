@@ -1,5 +1,7 @@
 """Progress: bars on a terminal, a line a minute in files and pipes, and nothing on request."""
 
+from typing import Any
+
 import pytest
 
 from gac.core import progress
@@ -14,12 +16,9 @@ def _work(shown: bool = True) -> None:
         bar.update()
 
 
-def test_short_work_prints_nothing_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_a_minute_in_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _work()
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_line_a_minute_in_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_SECONDS", 0.0)  # print at every update
     _work()
     out, error = capsys.readouterr()
@@ -38,9 +37,7 @@ def test_bars_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_nothing_on_request(
-    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_on_request(terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.setattr(progress, "_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     with no_progress():

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerFast
 
 import gac
 from gac.healing.text import epoch_indices
@@ -59,9 +58,7 @@ UNLIMITED: dict[str, Any] = {"latency": "any", "slack": 0}
 
 
 @pytest.fixture(scope="module")
-def usual(
-    tiny_tokenizer: PreTrainedTokenizerFast, prose: str, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Small, gac.Plan, Any]:
+def usual(tiny_tokenizer: Any, prose: str, tmp_path_factory: Any) -> tuple[Small, gac.Plan, Any]:
     """The pipeline, a plan and the compressed model, without settings."""
     text = tmp_path_factory.mktemp("text") / "prose.txt"
     text.write_text(prose, encoding="utf-8")
@@ -74,9 +71,7 @@ def usual(
     "setting",
     [pytest.param(SETTINGS[name], id=name, marks=pytest.mark.slow if name == "float16" else ()) for name in SETTINGS],
 )
-def test_plans_do_not_depend_on_settings_which_are_as_they_were(
-    usual: tuple[Small, gac.Plan, Any], setting: Any, prose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_change_nothing(usual: Any, setting: Any, prose: str, tmp_path: Path, monkeypatch: Any) -> None:
     small, plan, compressed = usual
     model = copy.deepcopy(small.model)
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "own"))
@@ -131,14 +126,11 @@ def test_the_precision_of_one_backend_is_as_it_was(small: Small, prose: str) -> 
     assert seen == ["highest"]
 
 
-def test_the_order_of_texts_does_not_depend_on_the_default_dtype() -> None:
+def test_the_order_and_the_check_of_texts_do_not_depend_on_the_default_dtype(small: Small, prose: str) -> None:
     of_text = torch.arange(40).repeat_interleave(torch.arange(1, 41))
     order = epoch_indices(of_text)
     with _dtype(torch.float16):
         assert torch.equal(epoch_indices(of_text), order)
-
-
-def test_a_check_of_many_windows_does_not_depend_on_the_default_dtype(small: Small, prose: str) -> None:
     texts = Texts((TextSpec(str(small.text), 4, 64),))
     calibration = windows_of("calibration", torch.arange(12), small.tokenizer, 4, 4)
     check = Documents([prose[::-1]], length=4)

@@ -1,6 +1,7 @@
 """A recipe: what it refuses, what is written of it, and that the record and the keywords ask for the same."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.small_pipeline import Small
 DOCS = Path(gac.__file__).parents[1] / "docs"
 
 
-def test_keywords_are_fields() -> None:
+def test_keywords_are_fields(tmp_path: Path) -> None:
     found = Recipe.of(
         0.7, method="svd", calibration="c4:8x64", align="profile,group=128", latency=0.9, fuse="auto", profile=Path("a")
     )
@@ -29,17 +30,11 @@ def test_keywords_are_fields() -> None:
         Deployment(profile="a", fuse="auto"),
         Limits(0.7, latency={"prefill:1x1024": 0.9, "decode:1@1024": 0.9}),
     )
-
-
-def test_one_text_is_a_string_and_several_are_a_list(tmp_path: Path) -> None:
     one, several = Recipe.of(calibration=["c4:2x8"]), Recipe.of(calibration=["c4:2x8", "a.txt:1x8"])
     assert (one.measure.text, several.measure.text) == ("c4:2x8", ("c4:2x8", "a.txt:1x8"))
     several.save(tmp_path / "recipe.json")
     assert json.loads((tmp_path / "recipe.json").read_text())["measure"]["text"] == ["c4:2x8", "a.txt:1x8"]
     assert Recipe.load(tmp_path / "recipe.json") == several
-
-
-def test_memory_takes_the_place_of_the_budget() -> None:
     assert (Limits().params, Limits(memory=0.9).params, Limits(0.5, memory=0.9).params) == (0.8, 1.0, 0.5)
     assert list(Recipe.of(memory=0.9, kv_cache=0.5, latency=0.7).fractions.items()) == [
         ("params", 1.0),
@@ -80,35 +75,25 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
         ({"workloads": ["chat"]}, "workload 'chat'; expected prefill:BxS or decode:B@C"),
         ({"fuse": "sometimes"}, "fuse='sometimes'"),
         ({"tensor_parallel": 0}, "tensor_parallel=0"),
-        (
-            {"tensor_parallel": 2, "rule": "uniform"},
-            "rule='uniform'; expected loss, with tensor_parallel=2: other rules",
-        ),
+        ({"tensor_parallel": 2, "rule": "uniform"}, "rule='uniform'; expected loss, with tensor_parallel=2: other"),
         ({"refit": "residul"}, "refit='residul'; expected one of none, residual, update. Did you mean 'residual'?"),
-        (
-            {"workloads": ["prefill:1x1024"], "latency": {"decode:8@64": 0.9}},
-            "latency='decode:8@64'; expected one of the plan's workloads (prefill:1x1024). Add it to the workloads, or",
-        ),
+        ({"latency": {"decode:8@64": 0.9}}, "latency='decode:8@64'; expected one of the plan's workloads (prefill:1x"),
         ({"metod": "svd"}, "the option 'metod'; expected one of budget, method"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(GacError) as caught:
+    with pytest.raises(GacError, match=re.escape(message)):
         Recipe.of(**options)
-    assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["params", "memory", "kv_cache"])
-@pytest.mark.parametrize("fraction", [0, -0.5, 1.0000001, float("nan"), float("inf"), True, "0.8"])
-def test_a_kept_fraction_is_above_0_and_at_most_1(name: str, fraction: Any) -> None:
-    with pytest.raises(BudgetError, match=f"^limits.{name}={fraction!r}; expected .* above 0 and at most 1"):
-        Limits(**{name: fraction})
-
-
-@pytest.mark.parametrize("fraction", [0, -1.0, float("nan"), float("inf"), "0.9", True])
-def test_a_latency_limit_is_a_positive_number(fraction: Any) -> None:
-    with pytest.raises(BudgetError, match="expected a number above 0, the allowed fraction of the dense latency"):
-        Recipe.of(latency=fraction)
+@pytest.mark.parametrize("fraction", [0, -0.5, float("nan"), float("inf"), True, "0.8", 1.0000001])
+def test_a_limit_is_a_fraction(fraction: Any) -> None:
+    for name in ("params", "memory", "kv_cache"):
+        with pytest.raises(BudgetError, match=f"^limits.{name}={fraction!r}; expected .* above 0 and at most 1"):
+            Limits(**{name: fraction})
+    if fraction != 1.0000001:  # a workload may get slower
+        with pytest.raises(BudgetError, match="expected a number above 0, the allowed fraction of the dense latency"):
+            Recipe.of(latency=fraction)
 
 
 def test_a_recipe_is_read_back_equal_and_may_leave_out_what_is_default(tmp_path: Path) -> None:

@@ -2,10 +2,10 @@
 
 import copy
 import json
-from functools import reduce
-from operator import getitem
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from gac.core.io import home
 from gac.models.basis import Rotation
 from gac.models.loading import load_model
 from gac.plan.summary import allocate_command
-from tests.changed import edited
+from tests.changed import with_measured, with_recipe
 from tests.compression.applying import logits
 from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small, has_state, state_of
@@ -36,6 +36,11 @@ def tied(small: Small) -> Small:
     return Small(model, small.tokenizer, small.text)  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def untied(small: Small) -> Small:
+    return Small(small_model(small_config("llama", num_hidden_layers=1)), small.tokenizer, small.text)  # type: ignore[arg-type]
+
+
 def test_the_plan_says_what_was_rotated_and_the_model_is_as_it_was(tied: Small) -> None:
     before = state_of(tied.model)
     plan = tied.allocate(0.7, rotate=True)
@@ -48,9 +53,8 @@ def test_the_plan_says_what_was_rotated_and_the_model_is_as_it_was(tied: Small) 
     )
     assert "--rotate" in allocate_command(plan)
     plain = tied.allocate(0.7)
-    assert plain.measured.digest == plan.measured.digest
-    assert plain.measured.params == plan.measured.params
     assert plain.measured.rotation is None
+    assert (plain.measured.digest, plain.measured.params) == (plan.measured.digest, plan.measured.params)
     assert "rotate" not in plain.summary() + allocate_command(plain)
     assert plain.prediction.loss != plan.prediction.loss  # of other statistics
 
@@ -95,11 +99,7 @@ def test_where_nothing_is_compressed_the_function_is_the_dense_one(tied: Small) 
 
 def test_what_fails_leaves_the_model_as_it_was(tied: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, before = tied.allocate(0.7, rotate=True), state_of(tied.model)
-
-    def failing(*_: object) -> None:
-        raise GacError("a failure", "none", "Do it again.")
-
-    monkeypatch.setattr(refit, "build_modules", failing)
+    monkeypatch.setattr(refit, "build_modules", Mock(side_effect=GacError("a failure", "none", "Do it again.")))
     with pytest.raises(GacError, match="a failure"):
         tied.compress(plan)
     assert has_state(tied.model, before)
@@ -126,12 +126,8 @@ def test_rounding_shots_and_frontiers_are_of_the_rotated_model(tied: Small) -> N
     assert found.plan(0).recipe.space.rotate
 
 
-@pytest.mark.parametrize(
-    "options", [{"budget": 0.7, "rotate": True}, {"budget": None, **FEW}], ids=["asked", "default"]
-)
-def test_of_a_model_with_norms_behind_its_weights_the_values_alone_are_rotated(
-    small: Small, options: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("options", [{"budget": 0.7, "rotate": True}, {"budget": None, **FEW}])
+def test_before_norms_behind_weights_values_alone_are_rotated(small: Small, options: Any, tmp_path: Path) -> None:
     model = small_model(small_config("gemma3_text", num_hidden_layers=1))
     assert model.config.tie_word_embeddings
     plan = small.allocate(model=model, **options)
@@ -149,41 +145,33 @@ def test_a_model_with_layer_norm_is_refused_only_where_rotation_is_asked_for(sma
     assert plan.measured.rotation is None
 
 
-@pytest.mark.parametrize(
-    ("keys", "value"),
-    [
-        (("measured", "rotation"), None),
-        (("recipe", "space", "rotate"), False),
-        (("measured", "rotation", "untied"), -1),
-    ],
-)
-def test_a_plan_that_contradicts_itself_is_refused(
-    small: Small, keys: tuple[str, ...], value: object, tmp_path: Path
-) -> None:
-    small.allocate(0.7, rotate=True).save(tmp_path / "plan.json")
-    *path, last = keys
-    with edited(tmp_path / "plan.json") as document:
-        reduce(getitem, path, document)[last] = value
-    with pytest.raises(PlanError, match=r"measured\.rotation"):
-        gac.Plan.load(tmp_path / "plan.json")
+def test_a_plan_that_contradicts_itself_is_refused(small: Small) -> None:
+    plan = small.allocate(0.7, rotate=True)
+    assert plan.measured.rotation is not None
+    for change in (
+        lambda: with_measured(plan, rotation=None),
+        lambda: with_recipe(plan, rotate=False),
+        lambda: with_measured(plan, rotation=replace(plan.measured.rotation, untied=-1)),
+    ):
+        with pytest.raises(PlanError, match=r"measured\.rotation"):
+            change()
+
+
+MANY: dict[str, Any] = {"forms": ("low_rank",), "memory": 0.6}
 
 
 @pytest.mark.parametrize(
-    ("tied_head", "options", "rotation", "words"),
+    ("kind", "options", "rotation", "words"),
     [
-        (False, {}, Rotation(True, 0), "--rotate"),
-        (True, {}, None, "--no-rotate"),  # no head is untied by default
-        (False, {"rotate": False}, None, "--no-rotate"),
-        (False, {"forms": ("low_rank",), "memory": 0.6, "schemes": ("bf16",)}, None, ""),
-        (False, {"forms": ("low_rank",), "memory": 0.6, "schemes": ("bf16", "w8a16", "fp8")}, None, ""),
+        ("untied", {}, Rotation(True, 0), "--rotate"),
+        ("tied", {}, None, "--no-rotate"),  # no head is untied by default
+        ("untied", {"rotate": False}, None, "--no-rotate"),
+        ("untied", MANY | {"schemes": ("bf16",)}, None, ""),
+        ("untied", MANY | {"schemes": ("bf16", "w8a16", "fp8")}, None, ""),
     ],
-    ids=["few bits", "tied", "refused", "16 bits", "8 bits"],
 )
-def test_few_bits_are_rounded_in_another_basis(
-    tied_head: bool, options: dict[str, Any], rotation: Rotation | None, words: str, small: Small, tied: Small
-) -> None:
-    untied = small_model(small_config("llama", num_hidden_layers=1))
-    pipeline = tied if tied_head else Small(untied, small.tokenizer, small.text)  # type: ignore[arg-type]
+def test_few_bits_are_in_another_basis(kind: str, options: Any, rotation: Any, words: str, request: Any) -> None:
+    pipeline = request.getfixturevalue(kind)
     plan = pipeline.allocate(None, **FEW | options)
     assert plan.recipe.space.rotate is (rotation is not None)
     assert plan.measured.rotation == rotation
@@ -191,10 +179,10 @@ def test_few_bits_are_rounded_in_another_basis(
     command = allocate_command(plan)
     assert words in command if words else "rotate" not in command
     assert pipeline.allocate(None, **FEW | options | {"rotate": rotation is not None}) == plan
-    assert gac.allocate(pipeline.model, recipe=plan.recipe, tokenizer=small.tokenizer, progress=False) == plan
+    assert gac.allocate(pipeline.model, recipe=plan.recipe, tokenizer=pipeline.tokenizer, progress=False) == plan
 
 
-def test_a_frontier_of_few_bits_is_of_the_rotated_model(small: Small, tied: Small) -> None:
+def test_a_frontier_of_few_bits_is_of_the_rotated_model(untied: Small, tied: Small) -> None:
     asked: dict[str, Any] = {"points": 3, "limit": "bytes", "schemes": ("w8a16", "w4a16:32")}
-    assert small.frontier(**asked).plan(0).measured.rotation == Rotation(True, 0)
+    assert untied.frontier(**asked).plan(0).measured.rotation == Rotation(True, 0)
     assert tied.frontier(**asked).plan(0).measured.rotation is None

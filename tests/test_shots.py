@@ -76,9 +76,7 @@ def test_it_is_compressed_saved_and_loaded(small: Small, tmp_path: Path, refit: 
     assert " --seed 0 --shots 2 -o plan.json" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
 
 
-def test_compressing_takes_the_second_shots_factors_or_measures_them_again(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compressing_takes_the_second_shots_factors(small: Small, tmp_path: Path, monkeypatch: Any) -> None:
     plan = small.allocate(0.6, shots=2)
     expected = logits(compressed(small, plan))
     assert not torch.equal(expected, logits(compressed(small, with_recipe(plan, shots=1))))

@@ -72,13 +72,10 @@ def test_at_four_fifths(smollm2: Loaded, two_layers: Any, tmp_path: Path) -> Non
     assert isfinite(perplexity(small, tokenizer, windows=2, length=256).value)
 
 
-def test_it_knows_english(smollm2: Loaded) -> None:
+def test_it_knows_english_and_has_general_knowledge(smollm2: Loaded) -> None:
     measured = perplexity(smollm2.model, smollm2.tokenizer, windows=1, length=256)
     assert measured.protocol == "wiki-sample, 1 windows x 256 in even steps from token 204800, non-overlapping, no BOS"
     assert 10 < measured.value < 40
-
-
-def test_it_has_general_knowledge(smollm2: Loaded) -> None:
     scores = open_suite([str(KNOWLEDGE)], limit=8).run(smollm2.model, smollm2.tokenizer, batch=8)
     assert {score.metric: score.value >= 0.5 for score in scores} == {"acc": True, "acc_norm": True}
 

@@ -53,9 +53,7 @@ def checkpoint(small: Small, tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("compressed", [True, False])
-def test_models_that_are_loaded_at_once_are_each_what_was_asked_for(
-    compressed: bool, directory: Path, checkpoint: Path
-) -> None:
+def test_models_loaded_at_once_are_what_was_asked_for(compressed: bool, directory: Path, checkpoint: Path) -> None:
     initialise = nn.Linear.reset_parameters
 
     def load(dtype: torch.dtype) -> Any:
@@ -82,9 +80,7 @@ CALLS: dict[str, Callable[[Small, gac.Plan, Path], Any]] = {
 }
 
 
-def test_a_model_that_another_thread_works_on_is_refused(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_in_use_is_refused(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, begun, go_on = small.allocate(0.9), Event(), Event()
 
     def measure(*_args: Any, **_options: Any) -> None:

@@ -118,9 +118,7 @@ def keep_tokens() -> None:
     assert_type(plan, gac.TokenPlan)
     assert_type(plan.kept(0, 4096), int)
     assert_type(plan.cache_bytes(4096), tuple[int, int])
-    gac.allocate_tokens(
-        "smollm2", 1, workloads=["decode:1@4096"], latency={"decode:1@4096": 0.7}, profile="nvidia-h200"
-    )
+    gac.allocate_tokens("smollm2", 1, latency={"decode:1@4096": 0.7}, profile="nvidia-h200")
     plots.save(plots.figure_of_tokens({"a": plan, "b": "tokens.json"}), "tokens.png")
     plots.token_losses({"a": plan}, ax=plots.tokens({"a": plan}))
     gac.report(plan, "tokens.html", against={"b": "tokens.json"})

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,23 +11,27 @@ import pytest
 from gac.allocation import candidates as candidates_module
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates
-from gac.allocation.latencies import Timing
+from gac.allocation.latencies import Timing, other_axes
 from gac.allocation.problem import as_knapsack
+from gac.allocation.split_latencies import SplitTiming
 from gac.core.errors import ProfileError
-from gac.core.operations import linear
+from gac.core.operations import Operation, all_gather, linear
 from gac.core.workloads import Workload
 from gac.forms import Form, form_named
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.narrow_pair import widths
 from gac.forms.planned_sites import fuse_sites
+from gac.forms.tensor_parallel import split_operations
 from gac.models.sites import Site, Weight
 from gac.plan.costs import PARAMS, ns_of
 from gac.plan.recipe import Space
 from gac.profiling.records import Measurement
 from gac.profiling.table import Profile
+from gac.runtime import contract
 from gac.runtime.contract import apart_from
-from tests.allocation.small_problems import curves_by
+from tests.allocation.small_problems import GATED, QKV, any_times, curves_by
 from tests.allocation.small_problems import measured as row
+from tests.allocation.test_pruning import assert_same, every_site
 from tests.headers import make_profile
 
 PREFILL, DECODE = Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024")
@@ -64,7 +69,7 @@ def loss_of(curves: LossCurves, form: str, weight: Weight, dim: int) -> float:
 
 
 def profile(*rows: Measurement) -> Profile:
-    return make_profile(rows, digest="digest")
+    return make_profile(rows)
 
 
 def made(site: Site, curves: LossCurves, table: Profile | None, *forms: str, **changed: Any) -> CandidateSet:
@@ -102,22 +107,16 @@ def test_a_step_keeps_its_multiples_among_the_sound_ranks(align: int, ranks: lis
     assert q_candidates("low_rank", align=align).dims[:, 0].tolist() == [*ranks, 64]
 
 
-def test_a_shape_that_the_profile_lacks_is_unknown_and_keeps_the_period_of_the_others() -> None:
+def test_unknown_and_interpolated_latencies_and_no_table() -> None:
     other = Site("o", 0, "o_proj", (Weight("o", 96, 48),))
     result = made(other, curves_of(other), Q_PROFILE, "low_rank", align=True)
     assert result.dims[:, 0].tolist() == [8, 16, 24, 48]
     assert (result.latency == -1).all()
-
-
-def test_an_interpolated_latency_is_counted() -> None:
     kept = [timed for timed in pairs(1024, 64, 64) if timed.shape.get("r") != 24]
     result = q_candidates("low_rank", table=profile(*kept), workloads=[PREFILL], align=False)
     counted = dict(zip(result.dims[:, 0].tolist(), result.interpolated[:, 0].tolist(), strict=True))
     assert [dim for dim, times in counted.items() if times] == [24]
     assert result.latency[result.dims[:, 0] == 24, 0].tolist() == [140]
-
-
-def test_alignment_needs_a_profile() -> None:
     with pytest.raises(ProfileError, match="align=True without a profile"):
         q_candidates("low_rank", table=None)
 
@@ -155,30 +154,6 @@ def check_optima(result: CandidateSet, everything: Choices, limits: Sequence[int
 
 
 # --- weights that share their first GEMM ----------------------------------------------------------------------------
-
-
-QKV = tuple(
-    Site(name, 0, name, (Weight(name, out, 16, input_group="attn"),)) for name, out in (("q", 12), ("k", 8), ("v", 8))
-)
-GATED = Site(
-    "mlp",
-    0,
-    "mlp",
-    (Weight("gate", 24, 8, "out", "mlp"), Weight("up", 24, 8, "out", "mlp"), Weight("down", 8, 24, "in")),
-)
-
-
-def fused_profile() -> Profile:
-    """Latencies that have nothing to do with size, of what weights run as, fused or not."""
-    rng = np.random.default_rng(1)
-    shapes = {("n", 16, n) for n in range(1, 29)} | {("k", r, n) for r in range(1, 8) for n in (8, 12)}
-    shapes |= {("n", 8, n) for n in range(1, 49)} | {("k", r, n) for r in range(1, 25) for n in (8, 24)}
-    sizes = sorted({(k, n) for _, k, n in shapes})
-    rows = [row("linear", float(rng.integers(20, 90)), m=1024, k=k, n=n) for k, n in sizes]
-    pairs = {24: [8], 16: [12, 8], 8: [24]}
-    for k, n in ((k, n) for k, outputs in pairs.items() for n in outputs):
-        rows += [row("low_rank", float(rng.integers(20, 90)), m=1024, k=k, r=r, n=n) for r in range(1, 7)]
-    return profile(*rows)
 
 
 def fused_site(sites: tuple[Site, ...]) -> tuple[Site, LossCurves]:
@@ -233,7 +208,8 @@ def combinations(site: Site, curves: LossCurves, table: Profile | None = None) -
 
 def test_sites_that_read_the_same_input_become_one() -> None:
     merged = fuse_sites((*QKV, Q, GATED))
-    assert [(site.name, site.fused) for site in merged] == [("attn.q+k+v", (0, 1, 2)), ("q", ()), ("mlp", (0, 1))]
+    assert [site.name for site in merged] == ["a.q_proj+k_proj+v_proj", "q", "mlp"]
+    assert [site.fused for site in merged] == [(0, 1, 2), (), (0, 1)]
     assert [weight.name for weight in merged[0].weights] == ["q", "k", "v"]
 
 
@@ -249,9 +225,9 @@ def check_latencies(result: CandidateSet, site: Site, table: Profile) -> None:
 
 
 @pytest.mark.usefixtures("_apart")
-@pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
+@every_site
 def test_no_optimum_of_fused_weights_is_lost_and_latencies_are_those_of_their_gemms(sites) -> None:
-    table = fused_profile()
+    table = any_times()
     site, curves = fused_site(sites)
     reduced = fused_candidates(site, curves, table)
     check_latencies(reduced, site, table)
@@ -261,16 +237,14 @@ def test_no_optimum_of_fused_weights_is_lost_and_latencies_are_those_of_their_ge
 
 def test_products_in_batches_give_the_same_set(monkeypatch: pytest.MonkeyPatch) -> None:
     site, curves = fused_site((GATED,))
-    unbatched = fused_candidates(site, curves, fused_profile())
+    unbatched = fused_candidates(site, curves, any_times())
     monkeypatch.setattr(candidates_module, "_BATCH", 20)
-    parts = fused_candidates(site, curves, fused_profile())
-    for column in ("params", "loss", "latency"):
-        assert getattr(parts, column).tolist() == getattr(unbatched, column).tolist()
+    assert_same(fused_candidates(site, curves, any_times()), unbatched)
 
 
-@pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
+@every_site
 def test_where_fusing_is_a_choice_the_candidates_of_both_kinds_compete(sites) -> None:
-    table = fused_profile()
+    table = any_times()
     (site,) = fuse_sites(sites, optional=True)
     _, curves = fused_site(sites)
     apart, fused, both = (fused_candidates(each, curves, table) for each in (*site.fused_and_unfused, site))
@@ -287,9 +261,7 @@ def least_loss(rows: CandidateSet, limit: int, most: int) -> float:
 
 @pytest.mark.parametrize("workloads", [[PREFILL], [PREFILL, DECODE]], ids=["all known", "one unknown"])
 @pytest.mark.parametrize(("fused_ns", "faster"), [(20.0, True), (40.0, False)])
-def test_where_only_parameters_are_limited_the_faster_way_stays(
-    fused_ns: float, faster: bool, workloads: list[Workload]
-) -> None:
+def test_of_equal_parameters_the_faster_way_stays(fused_ns: float, faster: bool, workloads: list[Workload]) -> None:
     (site,) = fuse_sites(QKV, optional=True)
     sizes = {8: 10.0, 12: 10.0, sum(weight.out_features for weight in site.weights): fused_ns}
     table = profile(*[row("linear", ns, m=1024, k=16, n=n) for n, ns in sizes.items()])
@@ -323,19 +295,6 @@ def pairs_inside(site: Site, curves: LossCurves, table: Profile | None = None) -
     return result
 
 
-def pairs_profile() -> Profile:
-    """That of fused weights, with what pairs inside a narrower MLP run."""
-    rng, table = np.random.default_rng(2), fused_profile()
-    rows = [table.measurements[index] for index in range(len(table.measurements))]
-    linears = {(k, n) for k in range(1, 25) for n in (*range(1, 25), 40)} - {
-        (each.shape["k"], each.shape["n"]) for each in rows if each.operator == "linear"
-    }
-    rows += [row("linear", float(rng.integers(20, 90)), m=1024, k=k, n=n) for k, n in sorted(linears)]
-    for k, n in {pair for width in widths(24) for pair in ((8, width), (width, 8))}:
-        rows += [row("low_rank", float(rng.integers(20, 90)), m=1024, k=k, r=r, n=n) for r in range(1, 7)]
-    return profile(*rows)
-
-
 @pytest.mark.parametrize("asked", [["narrow_pair"], [f"narrow_pair:{width}" for width in widths(24)]], ids=len)
 def test_the_front_with_pairs_inside_is_that_of_every_combination(asked: list[str]) -> None:
     curves = curves_of(MLP)
@@ -347,7 +306,7 @@ def test_the_front_with_pairs_inside_is_that_of_every_combination(asked: list[st
 @pytest.mark.usefixtures("_apart")
 @pytest.mark.parametrize("fused", [False, True], ids=["apart", "fused"])
 def test_no_optimum_with_pairs_inside_is_lost(fused: bool) -> None:
-    table, curves = pairs_profile(), curves_of(GATED)
+    table, curves = any_times(), curves_of(GATED)
     site = fuse_sites((GATED,))[0] if fused else GATED
     reduced = fused_candidates(site, curves, table, "narrow_pair")
     everything = [*combinations(site, curves, table), *pairs_inside(site, curves, table)]
@@ -369,3 +328,62 @@ def test_pairs_lie_inside_widths_that_are_sound_and_nowhere_else() -> None:
     for forms, dims in zip(aligned.forms.tolist(), aligned.dims.tolist(), strict=True):
         lengths = {form_named(form).shortening(dim) for form, dim in zip(forms, dims, strict=True)}
         assert forms == ["dense"] * 3 or len(lengths) == 1
+
+
+# --- weights that are split over two GPUs --------------------------------------------------------------------------
+
+GPUS, READ = 2, 64
+WEIGHTS = (
+    Weight("q", 64, READ, input_group="in"),
+    Weight("k", 16, READ, input_group="in"),
+    Weight("v", 16, READ, input_group="in"),
+)
+SITE = Site("s", 0, "s", WEIGHTS, fused=(0, 1, 2))
+WORKLOADS = (PREFILL, DECODE)
+LOW_RANK, DENSE = form_named("low_rank"), form_named("dense")
+
+
+def by_hand(table: Profile, forms: list[str], dims: list[int], workload: Workload) -> int:
+    """Parts that run apart with their gathers, one GEMM and one gather of all others, and the second factors; or -1."""
+    runs, width, numbers = list[Operation](), 0, 0
+    for weight, form, dim in zip(WEIGHTS, map(form_named, forms), dims, strict=True):
+        first, *behind = split_operations(form, weight, dim, workload.rows, GPUS)
+        gather = behind[:1] if form is LOW_RANK else []
+        runs += behind[len(gather) :]
+        if first.axes["n"] >= apart_from(workload.rows):
+            runs += [first, *gather]
+        else:
+            width += first.axes["n"]
+            numbers += sum(item.axes["n"] for item in gather)
+    runs += [linear(workload.rows, READ, width)] * (width > 0)
+    runs += [all_gather(GPUS, workload.rows, numbers)] * (numbers > 0)
+    result = [
+        int(table.latency(item.operator, other_axes(item, "n"), "n", np.array([item.axes["n"]]))[0][0]) for item in runs
+    ]
+    return -1 if min(result) < 0 else sum(result)
+
+
+@pytest.mark.parametrize("enough", [1 << 22, 10 << 10, pytest.param(4 << 10, marks=pytest.mark.slow)])
+def test_no_combination_by_hand_is_better(enough: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract, "_ENOUGH_OUTPUTS", enough)
+    table = any_times(unknown=64)
+    curves = curves_by(low_rank={item.name: curve(item.out_features, index) for index, item in enumerate(WEIGHTS)})
+    columns = [PARAMS, *map(ns_of, WORKLOADS)]
+    timing = SplitTiming(table, WORKLOADS, GPUS)
+    result = candidates(SITE, curves, Space(("low_rank",), align=False), timing, columns)
+    for forms, dims, latency in zip(result.forms.tolist(), result.dims.tolist(), result.latency.tolist(), strict=True):
+        assert latency == [by_hand(table, forms, dims, item) for item in WORKLOADS]
+    choices = []
+    for item in WEIGHTS:
+        ranks = [rank for rank in range(2, LOW_RANK.max_useful_dim(item) + 1) if rank % GPUS == 0]
+        choices.append([("dense", DENSE.full(item)), *(("low_rank", rank) for rank in ranks)])
+    for combination in product(*choices):
+        forms, dims = [form for form, _ in combination], [dim for _, dim in combination]
+        latency = [by_hand(table, forms, dims, item) for item in WORKLOADS]
+        if min(latency) < 0:
+            continue
+        each = list(zip(WEIGHTS, forms, dims, strict=True))
+        params = sum(form_named(form).params(item, dim) for item, form, dim in each)
+        loss = sum(float(curves.of(LOW_RANK, item).loss[dim]) for item, form, dim in each if form != "dense")
+        no_worse = (result.params <= params) & (result.loss <= loss + 1e-12) & (result.latency <= latency).all(1)
+        assert no_worse.any(), combination

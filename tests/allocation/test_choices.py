@@ -1,19 +1,20 @@
 """Choices beside all that there are: the least loss, the fastest within the slack, and laws that all of them keep."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from math import fsum
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from gac.allocation.crosscheck import verified
 from gac.allocation.decide import Decision, decide, speed_defaults
 from gac.allocation.feasibility import check_reachable
+from gac.allocation.knapsack import Solution, knapsack
 from gac.allocation.problem import Problem, as_knapsack
 from gac.core.arrays import Ints
 from gac.core.errors import BudgetError
@@ -21,9 +22,10 @@ from gac.core.operations import Operation
 from gac.forms import form_named
 from gac.plan.costs import BYTES, COSTS, PARAMS, floored, ns_of
 from gac.plan.plan import Plan
+from gac.plan.recipe import Recipe
 from gac.profiling.table import Profile
 from gac.schemes import scheme_named
-from tests.allocation.small_problems import DECODE, PREFILL, SIDE, asking, problem
+from tests.allocation.small_problems import DECODE, PREFILL, SIDE, asking, problem, profile, rows
 from tests.reporting.report_plans import rounding
 
 SITES, RANKS = 3, 5
@@ -45,8 +47,8 @@ def _every_choice(of: Problem) -> list[tuple[int, float, tuple[int, ...]]]:
     everything = replace(of, recipe=replace(of.recipe, space=replace(of.recipe.space, align=False)))
     sets = everything.candidates(["params", f"ns:{PREFILL}", f"ns:{DECODE}", "kv_numbers"])
     result = []
-    for items in product(*(range(len(rows)) for rows in sets)):
-        taken = [rows.candidate(item) for rows, item in zip(sets, items, strict=True)]
+    for items in product(*(range(len(of_site)) for of_site in sets)):
+        taken = [of_site.candidate(item) for of_site, item in zip(sets, items, strict=True)]
         ns = tuple(map(sum, zip(*(each.latency_ns for each in taken), strict=True)))
         result.append((sum(each.params for each in taken), fsum(each.loss for each in taken), ns))
     return result
@@ -119,9 +121,7 @@ LIMITS = [(BYTES,), (BYTES, ns_of(PREFILL)), (BYTES, ns_of(PREFILL), PARAMS)]
 class Faster(Profile):
     """A table of 16-bit numbers in which GEMMs of fewer bits take 7 ns less."""
 
-    def latency(
-        self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16"
-    ) -> tuple[Ints, NDArray[np.bool_]]:
+    def latency(self, operator: str, fixed: Any, axis: str, dims: Ints, dtype: str = "bf16") -> tuple[Ints, Any]:
         ns, known = super().latency(operator, fixed, axis, dims)
         return ns - 7 * (dtype != "bf16"), known
 
@@ -197,9 +197,7 @@ def test_more_budget_never_predicts_more_loss(losses: list[list[float]], each: f
 
 @settings(max_examples=settings.default.max_examples // 2)
 @given(ROWS, st.sampled_from([PREFILL, DECODE]), BUDGETS, BUDGETS)
-def test_more_time_never_predicts_more_loss(
-    losses: list[list[float]], workload: str, each: float, other: float
-) -> None:
+def test_more_time_predicts_no_more(losses: Any, workload: str, each: float, other: float) -> None:
     less, more = sorted((each, other))
     try:
         tight = planned(losses, 1.0, {workload: less})
@@ -210,9 +208,7 @@ def test_more_time_never_predicts_more_loss(
 
 @settings(max_examples=settings.default.max_examples // 2)
 @given(ROWS, BUDGETS, st.integers(-300, 300))
-def test_a_unit_of_loss_that_is_a_power_of_two_changes_no_dim(
-    losses: list[list[float]], budget: float, power: int
-) -> None:
+def test_a_unit_of_two_to_a_power_changes_no_dim(losses: list[list[float]], budget: float, power: int) -> None:
     scaled = planned([[loss * 2.0**power for loss in row] for row in losses], budget)
     plain = planned(losses, budget)
     assert [site.weights for site in scaled.sites] == [site.weights for site in plain.sites]
@@ -238,3 +234,69 @@ def test_a_smaller_one_and_a_larger_one_than_dense_there_is_none(plan: Plan) -> 
         assert smaller.loss > site.loss > larger.loss
     full = decide(asking(problem(TWO_SITES, LATENCIES), 1.0)).plan
     assert all(each.params < site.params for site in full.sites for (each,) in [site.alternatives])
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+UNKNOWN = "decode:4@8"
+TWO = problem(TWO_SITES, LATENCIES, [PREFILL, UNKNOWN])
+
+
+@pytest.mark.parametrize(
+    ("budget", "total", "limit"),
+    [
+        (0.8, 106168320, 84934656),
+        (0.29, 100, 29),
+        (0.57, 100, 57),
+        (0.1 + 0.2, 10, 3),
+        (0.7, 10, 7),
+        (1, 7, 7),
+        (1.0, 10**18 + 1, 10**18 + 1),
+        (np.float32(0.5), 9, 4),
+        (1e-9, 10**9, 1),
+    ],
+)
+def test_a_budget_is_floored_exactly(budget: float, total: int, limit: int) -> None:
+    assert floored(budget, total) == limit
+
+
+@pytest.mark.parametrize(
+    ("limits", "stated"),
+    [
+        ({PARAMS: 47}, "the limit of parameters of 47 cannot be met: it falls short by 1"),
+        ({PARAMS: 288, ns_of(PREFILL): 19}, "the latency limit in ns for prefill:1x8 of 19 .* falls short by 1"),
+    ],
+)
+def test_a_limit_that_cannot_be_met_is_named(limits: dict[str, int], stated: str) -> None:
+    with pytest.raises(BudgetError, match=stated):
+        as_knapsack(TWO.candidates(limits), limits).solve()
+
+
+def test_a_candidate_of_unknown_latency_is_left_out() -> None:
+    lacking = [row for row in rows(8, LATENCIES) if row.shape.get("r", 0) < 4]
+    of, limits = replace(TWO, profile=profile(lacking)), {PARAMS: 144, ns_of(PREFILL): 120}
+    instance = as_knapsack(of.candidates(limits), limits)
+    assert [group.costs[:, 0].tolist() for group in instance.groups] == [[24, 48, 72, 144]] * 2
+    assert [each.dims for each in instance.chosen(instance.solve())] == [(3,), (3,)]
+
+
+@pytest.mark.parametrize(("close", "proofs"), [(1.0, ["feasible"]), (0.0, ["feasible", "optimal"])])
+def test_a_close_choice_will_do(close: float, proofs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gac.allocation.problem.PATIENCE", 0.0)
+    monkeypatch.setattr("gac.allocation.problem.CLOSE", close)
+    result: list[Solution] = []
+    limits = {PARAMS: 150}
+
+    def listened(*stated: Any, **options: Any) -> Solution:
+        result.append(knapsack(*stated, **options))
+        return result[-1]
+
+    monkeypatch.setattr("gac.allocation.problem.knapsack", listened)
+    solution = as_knapsack(TWO.candidates(limits), limits).solve()
+    assert [each.certificate.status for each in result] == proofs
+    assert solution is result[-1]
+
+
+def test_limits_are_fractions_of_what_the_dense_model_takes() -> None:
+    recipe = Recipe.of(0.5, memory=0.7, workloads=[PREFILL, UNKNOWN], latency={PREFILL: 0.9})
+    assert TWO.dense.allowed(recipe) == {"params": 144, "bytes": 403, ns_of(PREFILL): 108}

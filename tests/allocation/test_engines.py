@@ -1,4 +1,4 @@
-"""Plans for an engine: its kernels, its whole steps, and what it refuses."""
+"""Plans for an engine: GEMMs that weights share, whatever a plan does, kernels, whole steps, and what is refused."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -14,32 +14,42 @@ from gac.allocation.frontier import frontier
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import Problem
 from gac.allocation.resolve import engine_steps, resolve
+from gac.allocation.rules import RULES
 from gac.allocation.split_latencies import timing_of
 from gac.core.errors import BudgetError, GacError, PlanError, ProfileError
 from gac.core.operations import linear
 from gac.core.workloads import Workload
 from gac.forms import DENSE, form_named
 from gac.forms.loss_curves import LossCurve
-from gac.forms.planned_sites import fuse_sites
+from gac.forms.planned_sites import as_planned, fuse_sites
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Site, Weight
 from gac.plan.engines import ENGINES, PAIR, STEPS, VLLM, Step, paired_rank, steps_of
 from gac.plan.evidence import ProfileUsed
 from gac.plan.recipe import Recipe
+from gac.plan.summary import latencies
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.table import Profile
-from gac.reporting.report.render import report_page
+from gac.reporting.report.charts import charts
+from gac.reporting.report.render import report_page, tiles
 from gac.reporting.report.sources import Sources
 from gac.schemes import scheme_named
 from tests.allocation.small_problems import MEASURED, PREFILL, SIDE, curves_by, measured, profile, rows
 from tests.headers import make_profile
 
 DECODE = "decode:1@64"
-SITES = tuple(Site(f"site{index}", 0, kind, (Weight(f"site{index}", SIDE, SIDE),)) for index, kind in enumerate("qk"))
 CURVE = LossCurve(np.array([8.0, 8.0, 4.0, 2.0, 1.0, 0.5, *[0.0] * (SIDE - 5)]))
+CURVES = curves_by(low_rank=dict.fromkeys(("site0", "site1"), CURVE))
+APART, TOGETHER = [1000, 2000, 3000, 4000, 5000, 6000], 7000
 SMOLLM2, USED = SHAPES["smollm2"], ProfileUsed("a GPU", "1" * 64, "named")
+
+
+def sites_of(group: str = "") -> tuple[Site, ...]:
+    """Two weights, of one input where that has a name."""
+    weights = [Weight(f"site{index}", SIDE, SIDE, input_group=group or None) for index in range(2)]
+    return tuple(Site(weight.name, 0, kind, (weight,)) for weight, kind in zip(weights, "qk", strict=True))
 
 
 def by_bytes(point: Point) -> float:
@@ -80,9 +90,8 @@ def test_few_rows_run_in_the_engine_s_kernels() -> None:
 
 @pytest.mark.parametrize("fuse", [None, True])
 def test_a_table_with_steps_of_the_model_is_planned_with_for_vllm(fuse: bool | None, table: Profile) -> None:
-    resolved = resolve(
-        Recipe.of(0.8, workloads=DECODE, **({} if fuse is None else {"engine": "vllm"})), SMOLLM2, table, USED
-    )
+    asked = Recipe.of(0.8, workloads=DECODE, **({} if fuse is None else {"engine": "vllm"}))
+    resolved = resolve(asked, SMOLLM2, table, USED)
     assert resolved.recipe.deployment.engine == "vllm"
     assert resolved.recipe.deployment.fuse is True
     assert resolved.steps == {DECODE: Step(1_200_000, 1_000_000, Fraction(5, 4))}
@@ -104,25 +113,18 @@ def test_other_plans_are_for_transformers(options: dict[str, Any], table: Profil
         ({"schemes": ("bf16", "w4a16")}, PlanError, "scheme w4a16 for engine vllm"),
         ({"forms": ("low_rank", "latent:2")}, PlanError, "form latent:2 for engine vllm"),
         ({"fuse": False}, GacError, "fuse=False for engine vllm"),
+        ({"forms": "heads"}, PlanError, "expected the forms low_rank, narrow, narrow_pair, skip and the scheme bf16"),
     ],
 )
-def test_what_the_engine_does_not_run_is_refused(
-    options: dict[str, Any], error: type[GacError], named: str, table: Profile
-) -> None:
+def test_what_no_engine_runs_is_refused(options: Any, error: Any, named: str, table: Profile) -> None:
     with pytest.raises(error, match=named):
         resolve(Recipe.of(0.8, workloads=DECODE, engine="vllm", **options), SMOLLM2, table, USED)
 
 
-def test_a_refused_form_is_answered_with_those_that_the_engine_runs(table: Profile) -> None:
-    with pytest.raises(PlanError, match="expected the forms low_rank, narrow, narrow_pair, skip and the scheme bf16"):
-        resolve(Recipe.of(0.8, workloads=DECODE, engine="vllm", forms="heads"), SMOLLM2, table, USED)
-
-
 def test_the_command_for_unknown_latencies_measures_the_engine() -> None:
+    asked = Recipe.of(0.8, workloads=DECODE, engine="vllm", latency=1.0)
     with pytest.raises(ProfileError, match=f"gac profile --model NAME --workload {DECODE} --engine vllm -o"):
-        resolve(
-            Recipe.of(0.8, workloads=DECODE, engine="vllm", latency=1.0), SMOLLM2, Profile.load("nvidia-h200"), USED
-        )
+        resolve(asked, SMOLLM2, Profile.load("nvidia-h200"), USED)
 
 
 def test_a_latency_out_of_reach_is_answered_with_the_least_fraction(table: Profile) -> None:
@@ -147,30 +149,27 @@ def test_an_unknown_workload_leaves_the_dense_latency_of_another_as_it_is(option
     assert latencies[1] == (*latencies[0], None)
 
 
+PLAIN: dict[str, Any] = {"forms": ["low_rank"], "workloads": [PREFILL], "align": False, "refit": "none", "slack": 0}
+
+
 def problem(steps: dict[str, Step], **options: Any) -> Problem:
     """Two sites of 6 µs each when dense; the plugin's step takes 30 µs, the engine's own 32 µs."""
-    plain_rows = rows(8, [1000, 2000, 3000, 4000, 5000, 6000])
+    plain_rows = rows(8, APART)
     table = profile([*plain_rows, *(replace(row, operator=f"served_{row.operator}") for row in plain_rows)])
-    plain: dict[str, Any] = {"forms": ["low_rank"], "align": False, "refit": "none", "slack": 0, "workloads": [PREFILL]}
-    recipe = Recipe.of(**plain | {"latency": "any", "budget": 1.0} | options)
-    return Problem(
-        SITES, curves_by(low_rank={site.name: CURVE for site in SITES}), table, recipe, MEASURED, steps=steps
-    )
+    recipe = Recipe.of(**PLAIN | {"latency": "any", "budget": 1.0} | options)
+    return Problem(sites_of(), CURVES, table, recipe, MEASURED, steps=steps)
 
 
 WHOLE = {PREFILL: Step(dense_ns=32_000, served_ns=30_000)}
 
 
-def test_latencies_are_those_of_whole_steps() -> None:
+def test_latencies_and_limits_are_of_whole_steps() -> None:
     of_steps = problem(WHOLE)
     assert of_steps.dense.latency_ns == (32_000,)
     assert of_steps.dense.rest_ns == (18_000,)
     timed = decide(of_steps).plan.workloads[0]
     alone = decide(problem({})).plan.workloads[0]
     assert (timed.dense_ns, timed.rest_ns, timed.plan_ns) == (32_000, 18_000, (alone.plan_ns or 0) + 18_000)
-
-
-def test_a_limit_counts_the_rest_of_a_step() -> None:
     plan = decide(problem(WHOLE, latency={PREFILL: 0.8})).plan
     assert plan.limits[-1].limit == 25_600
     assert 24_600 < plan.limits[-1].used <= 25_600
@@ -199,28 +198,23 @@ def test_the_summary_and_the_page_say_tokens_a_second() -> None:
 
 
 def test_the_engine_s_kernels_are_looked_up() -> None:
-    weight = SITES[0].weights[0]
+    weight = sites_of()[0].weights[0]
     plain = profile(
         [measured("linear", 5000, m=1, k=SIDE, n=SIDE), measured("served_linear", 3000, m=1, k=SIDE, n=SIDE)]
     )
 
     full = DENSE.full(weight)
-    import numpy as np
-
     for engine, ns in (("transformers", 5000), ("vllm", 3000)):
         timing = Timing(plain, (Workload.parse(DECODE),), engine=ENGINES[engine])
         assert timing.of_weight(DENSE, weight, np.array([full]))[0].tolist() == [[ns]]
 
 
-def test_gemms_take_the_scale_of_a_step() -> None:
+def test_gemms_take_the_scale_of_a_step_and_a_limit_of_1_allows_the_plugin() -> None:
     scaled = problem({PREFILL: Step(dense_ns=32_000, served_ns=30_000, scale=Fraction(3, 2))})
     assert scaled.dense.gemms_ns == (18_000,)
     assert scaled.dense.rest_ns == (12_000,)
     alone = decide(problem({})).plan.workloads[0].plan_ns or 0
     assert decide(scaled).plan.workloads[0].plan_ns == alone * 3 // 2 + 12_000
-
-
-def test_a_limit_of_1_allows_the_dense_model_in_the_plugin() -> None:
     slower = {PREFILL: Step(dense_ns=29_000, served_ns=30_000)}
     for share, limit in ((1.0, 12_000), (0.9, 26_100 - 18_000)):
         limited = problem(slower, latency={PREFILL: share})
@@ -329,3 +323,61 @@ def test_a_limit_of_1_excludes_pairs_whose_launches_are_dear(launch_ns: int, for
     plan = decide(small).plan
     assert {weight.form for weight in plan.weights} == {form}
     assert (plan.workloads[0].plan_ns or 0) <= 32_000
+
+
+# --- weights that share a GEMM --------------------------------------------------------------------------------------
+
+
+def shared(**asked: Any) -> Problem:
+    """Two weights of one input: each takes 6 µs by itself, both together 7 µs."""
+    table = profile([*rows(8, APART), measured("linear", TOGETHER, m=8, k=SIDE, n=2 * SIDE)])
+    recipe = Recipe.of(**PLAIN | {"budget": 0.8, "latency": "any", "fuse": False} | asked)
+    sites = as_planned(sites_of("x"), ["low_rank"], recipe.deployment.fuse)
+    return Problem(sites, CURVES, table, recipe, MEASURED)
+
+
+@pytest.mark.parametrize("fuse", [False, "auto", True])
+def test_the_dense_model_has_shared_gemms(fuse: Any) -> None:
+    plan = decide(shared(fuse=fuse)).plan
+    assert plan.workloads[0].dense_ns == TOGETHER
+    assert RULES.get("uniform").decide(shared(fuse=False, rule="uniform")).plan.workloads[0].dense_ns == TOGETHER
+
+
+def test_a_plan_is_no_slower_than_shared_gemms() -> None:
+    """Two weights at 4 of 6 ranks take 8 µs one by one; the limit is 7 µs, not 12."""
+    plan = decide(shared(budget=1.0, latency={PREFILL: 1.0})).plan
+    assert plan.limits[-1].total == TOGETHER
+    assert (plan.workloads[0].plan_ns or 0) <= TOGETHER
+
+
+DECODE_3 = "decode:3@8"
+BOTH = measured("linear", TOGETHER, m=8, k=SIDE, n=2 * SIDE)
+
+
+@pytest.mark.parametrize(
+    ("workloads", "table", "dense_ns"),
+    [
+        ([PREFILL], rows(8, APART), (2 * APART[-1],)),
+        ([PREFILL, DECODE_3], [*rows(8, APART), BOTH], (TOGETHER, None)),
+        ([PREFILL, DECODE_3], [*rows(8, APART), *rows(3, APART), BOTH], (2 * APART[-1],) * 2),
+    ],
+    ids=["no shared shape", "an unknown workload", "no shared shape of a known workload"],
+)
+def test_without_the_shared_shape_it_runs_gemm_by_gemm(workloads: Any, table: Any, dense_ns: Any) -> None:
+    assert replace(shared(workloads=workloads), profile=profile(table)).dense.latency_ns == dense_ns
+
+
+def test_what_is_said_is_of_shared_gemms() -> None:
+    plan = decide(shared()).plan
+    assert plan.workloads[0].plan_ns == 9000
+    assert latencies(plan) == ["prefill:1x8: 0.009 ms of 0.007 ms dense (1.286x; 2 measured, 0 interpolated)"]
+    tile = next(near for name, _, near in tiles(plan) if name == PREFILL)
+    assert tile == "7.0 µs dense"
+    marks = charts(Sources(plan, "plan", {}, None, None, None))[-1]["marks"]
+    assert [mark.letter for mark in marks] == ["D", "P"]
+    result = frontier(shared(budget=1.0), points=5)
+    assert result.dense_ns == (TOGETHER,)
+    assert result.plan(-1).workloads[0].dense_ns == TOGETHER
+    for wrong in ((0,), (7000, 7000), ()):
+        with pytest.raises(PlanError, match="frontier states dense_ns"):
+            replace(result, dense_ns=wrong)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,11 +28,10 @@ WORKLOAD = Workload.parse("prefill:1x8")
 
 def layer(index: int) -> tuple[Site, ...]:
     """k_proj, v_proj and o_proj of one layer."""
+    cached: dict[str, Any] = {"input_group": str(index), "cached": True}
     weights = (
-        Weight(f"{index}.k", GROUPS * HEAD_DIM, HIDDEN, input_group=str(index), cached=True),
-        Weight(
-            f"{index}.v", GROUPS * HEAD_DIM, HIDDEN, input_group=str(index), values="out", heads=GROUPS, cached=True
-        ),
+        Weight(f"{index}.k", GROUPS * HEAD_DIM, HIDDEN, **cached),
+        Weight(f"{index}.v", GROUPS * HEAD_DIM, HIDDEN, values="out", heads=GROUPS, **cached),
         Weight(f"{index}.o", HIDDEN, HEADS * HEAD_DIM, values="in", heads=HEADS),
     )
     return tuple(Site(weight.name, index, weight.name[-1], (weight,)) for weight in weights)

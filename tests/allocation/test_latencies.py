@@ -43,18 +43,13 @@ def first_layer(name: str) -> tuple[Site, ...]:
     return fuse_sites([site for site in sites if site.layer == 0])
 
 
-def test_every_fused_width_has_a_latency(name: str) -> None:
+def test_every_fused_width_and_every_rank_has_a_latency(name: str) -> None:
     timing = Timing(table((*model_points(name), *fused_points(name)), lambda _: 1.0), WORKLOADS)
-    for site in (site for site in first_layer(name) if site.fused):
+    for site in first_layer(name):
         weights = [site.weights[position] for position in site.fused]
         widths = np.arange(8, sum(weight.out_features for weight in weights) + 1, 8)
         for_all = np.repeat(widths[:, None], len(WORKLOADS), axis=1)
-        assert (timing.of_shared(weights[0], for_all)[0] == 1).all()
-
-
-def test_every_rank_has_a_latency_fused_or_not(name: str) -> None:
-    timing = Timing(table((*model_points(name), *fused_points(name)), lambda _: 1.0), WORKLOADS)
-    for site in first_layer(name):
+        assert not weights or (timing.of_shared(weights[0], for_all)[0] == 1).all()
         for position, weight in enumerate(site.weights):
             ranks = np.arange(8, LOW_RANK.max_useful_dim(weight) + 1, 8)
             assert (timing.of_weight(LOW_RANK, weight, ranks)[0] == 1).all()
@@ -149,10 +144,8 @@ def test_what_is_rounded_where_it_is_made_is_not_rounded_again(name: str, dims: 
     for scheme in (W4A16, scheme_named("bf16")):
         same = (timing.of_weight(form, each, dim_array, scheme)[0].tolist() for each in (apart, weight))
         assert next(same) == next(same)
-    other = Timing(
-        table([each for each in model_points("smollm2", schemes=("fp8",)) if "round" not in each.operation.operator]),
-        WORKLOADS,
-    )
+    points = [each for each in model_points("smollm2", schemes=("fp8",)) if "round" not in each.operation.operator]
+    other = Timing(table(points), WORKLOADS)
     assert (other.of_weight(form, weight, dim_array, FP8)[0] == other.of_weight(form, apart, dim_array, FP8)[0]).all()
 
 
@@ -179,21 +172,15 @@ def test_dims_are_sound_by_a_schemes_own_rows_and_else_by_those_of_16_bits(schem
 BOTH = {"prefill:1x1024": 1.0, "decode:1@1024": 1.0}
 
 
-def test_where_the_table_has_every_scheme_no_workload_gets_slower() -> None:
+def test_limits_of_latency_where_there_are_schemes() -> None:
     profile = table(model_points("smollm2", schemes=("w4a16", "fp8")))
     recipe = speed_defaults(Recipe.of(memory=0.3, schemes=("w4a16", "fp8")), sites_of("smollm2"), profile)
     assert (recipe.limits.latency, recipe.slack) == (BOTH, SLACK)
     other = speed_defaults(Recipe.of(memory=0.3, schemes=("w4a16", "w3a16")), sites_of("smollm2"), profile)
     assert (other.limits.latency, other.slack) == ({}, 0.0)
-
-
-def test_a_scheme_that_was_not_measured_is_named_with_the_command_that_measures_it() -> None:
     profile, asked = table(model_points("smollm2", schemes=("w4a16",))), ("w4a16", "w8a8")
     with pytest.raises(ProfileError, match=r"with scheme w8a8, .* gac profile --model NAME .*--scheme w8a8"):
         speed_defaults(Recipe.of(memory=0.3, latency=0.9, schemes=asked), sites_of("smollm2"), profile)
-
-
-def test_weights_that_a_scheme_cannot_have_need_no_latency_in_it() -> None:
     shapes = Shapes("llama", 64, 72, 2, 2, 1, 32, 1000)  # 72 is no multiple of 16
     sites = as_planned(family_of(shapes).sites(shapes), ["low_rank"], False)
     profile = table(model_points(shapes, schemes=("fp8",)))
@@ -212,6 +199,15 @@ def test_a_latency_that_only_fewer_bits_reach_is_reachable() -> None:
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_plan_keeps_a_limit_that_attention_alone_can_reach(small: Small) -> None:
+    points = model_points(small.model.config, [Workload.parse("decode:1@32768")], forms=("latent:1",))
+    asked = {"forms": ("latent:1",), "workloads": ["decode:1@32768"], "profile": table(points)}
+    plan = small.allocate(1.0, latency={"decode:1@32768": 0.8}, refit="none", fuse=False, **asked)
+    (decode,) = plan.workloads
+    assert 0 < decode.plan_ns <= 0.8 * decode.dense_ns
+    assert plan.kv_numbers[0] < plan.kv_numbers[1]
+
+
 def test_a_plan_keeps_a_limit_of_latency_with_schemes_and_counts_what_is_known(small: Small) -> None:
     """The baseline is the dense model in 16 bits."""
     profile = table(model_points(small.model.config, schemes=("w4a16:32",)))
@@ -220,8 +216,6 @@ def test_a_plan_keeps_a_limit_of_latency_with_schemes_and_counts_what_is_known(s
     (decode,) = (each for each in plan.workloads if each.workload == "decode:1@1024")
     dense = sum(ns_of(profile, each, True) for each in plan.weights)
     known = [ns for each in plan.weights if (ns := ns_of(profile, each, False))]
-    assert decode.dense_ns is not None
-    assert decode.plan_ns is not None
     assert decode.dense_ns <= dense  # weights of one input share a GEMM where the table has it
     assert sum(known) <= decode.plan_ns <= 0.8 * decode.dense_ns
     assert "w4a16:32" in {each.scheme for each in plan.weights}
@@ -280,35 +274,19 @@ def test_a_rank_that_is_slower_than_a_larger_one_is_not_sound() -> None:
 
     dims = np.array([32, 40, 64])
     assert TIMING.sound(LATENT, K, dims, fused=False).tolist() == [True, True, True]
-    assert Timing(table(POINTS, slow), LONG_WORKLOADS).sound(LATENT, K, dims, fused=False).tolist() == [
-        True,
-        False,
-        True,
-    ]
+    timing = Timing(table(POINTS, slow), LONG_WORKLOADS)
+    assert timing.sound(LATENT, K, dims, fused=False).tolist() == [True, False, True]
 
 
 def test_a_limit_of_latency_with_latents_needs_a_table_that_has_attention() -> None:
-    recipe = Recipe.of(
-        forms=("latent:1",), workloads=[LONG_PREFILL, LONG_DECODE], latency={LONG_DECODE: 0.7}, fuse=False
-    )
+    limit, workloads = {LONG_DECODE: 0.7}, [LONG_PREFILL, LONG_DECODE]
+    recipe = Recipe.of(forms=("latent:1",), workloads=workloads, latency=limit, fuse=False)
     assert speed_defaults(recipe, SITES, table(POINTS)).limits.latency == {LONG_DECODE: 0.7}
     for lacking in ("sdpa", "latent_attention"):
         profile = table([each for each in POINTS if each.operation.operator != lacking])
         assert not has_latencies(Timing(profile, LONG_WORKLOADS), LATENT, SITES)
         with pytest.raises(ProfileError, match="with form latent:1; expected forms whose latency is measured"):
             speed_defaults(recipe, SITES, profile)
-
-
-def test_a_plan_keeps_a_limit_that_attention_alone_can_reach(small: Small) -> None:
-    workload = Workload.parse(LONG_DECODE)
-    profile = table(model_points(small.model.config, [workload], forms=("latent:1",)))
-    asked = {"forms": ("latent:1",), "workloads": [LONG_DECODE], "profile": profile, "refit": "none", "fuse": False}
-    plan = small.allocate(1.0, latency={LONG_DECODE: 0.8}, **asked)
-    (decode,) = plan.workloads
-    assert decode.dense_ns is not None
-    assert decode.plan_ns is not None
-    assert decode.plan_ns <= 0.8 * decode.dense_ns
-    assert plan.kv_numbers[0] < plan.kv_numbers[1]
 
 
 def test_rounded_latents_have_attention_of_their_own() -> None:

@@ -1,13 +1,13 @@
 """Candidates are the same however they are pruned, combined and filtered."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial, reduce
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from gac.allocation import pareto
 from gac.allocation.candidate_set import CandidateSet
@@ -15,63 +15,20 @@ from gac.allocation.candidates import candidates, cross_product
 from gac.allocation.latencies import Timing
 from gac.allocation.pareto import ParetoSet, dominated, nondominated
 from gac.allocation.problem import as_knapsack
-from gac.core.arrays import Floats, Ints
-from gac.core.operations import Operation
+from gac.core.arrays import Floats
 from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.planned_sites import fuse_sites
-from gac.models.sites import Site, Weight
+from gac.models.sites import Site
 from gac.plan.costs import BYTES, PARAMS, ns_of
 from gac.plan.recipe import Space
-from gac.profiling.table import Profile
-from tests.allocation.small_problems import profile
+from tests.allocation.small_problems import GATED, QKV, any_times
 
 WORKLOADS = (Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024"))
 NS = tuple(map(ns_of, WORKLOADS))
 SCHEMES = ("bf16", "w8a16", "w4a16")
-GATED = Site(
-    "mlp",
-    0,
-    "mlp",
-    (Weight("gate", 24, 8, "out", "mlp"), Weight("up", 24, 8, "out", "mlp"), Weight("down", 8, 24, "in")),
-)
-QKV = tuple(
-    Site(name, 0, f"{name}_proj", (Weight(name, n, 16, input_group="a"),))
-    for name, n in {"q": 12, "k": 8, "v": 8}.items()
-)
-
-
-class Anything(Profile):
-    """Times that grow with the shape, and by chance, in any dtype; a few are unknown."""
-
-    def latency(
-        self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16"
-    ) -> tuple[Ints, NDArray[np.bool_]]:
-        key = [*map(ord, f"{operator}{sorted(fixed.items())}{axis}{dtype}")]
-        by_chance = np.random.default_rng(key).integers(1, 60, 64)[dims % 64]
-        return np.where(by_chance == 7, -1, by_chance + dims), np.ones(len(dims), dtype=np.bool_)
-
-    def point(self, operation: Operation, dtype: str = "bf16") -> int | None:
-        shape = dict(operation.shape)
-        n = shape.pop("n")
-        ns, _ = self.latency(operation.operator, shape, "n", np.array([n]), dtype)
-        return None if ns[0] < 0 else int(ns[0])
-
-
-class Half(Anything):
-    """Half of them are unknown."""
-
-    def latency(
-        self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16"
-    ) -> tuple[Ints, NDArray[np.bool_]]:
-        ns, measured = super().latency(operator, fixed, axis, dims, dtype)
-        return np.where((ns - dims) % 2 == 0, ns, -1), measured
-
-
-def anything(kind: type[Profile] = Anything) -> Profile:
-    table = profile([])
-    return kind(table.path, table.header, table.measurements, table.digest, table.sentinels)
+every_site = pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
 
 
 def random_curves(site: Site, rng: np.random.Generator) -> LossCurves:
@@ -84,9 +41,12 @@ def random_curves(site: Site, rng: np.random.Generator) -> LossCurves:
     return LossCurves(curves)
 
 
-def one_site(sites: tuple[Site, ...], kind: str) -> Site:
-    (site,) = fuse_sites(sites, optional=True)
-    return site if kind == "either" else site.with_fusion(kind == "fused")
+def makers(sites: tuple[Site, ...], kind: str) -> list[Callable[..., CandidateSet]]:
+    """What makes the candidates of the fused site in any scheme, with two draws of curves."""
+    (either,) = fuse_sites(sites, optional=True)
+    site = either if kind == "either" else either.with_fusion(kind == "fused")
+    space, draws = Space(("low_rank", "narrow"), SCHEMES, align=False), map(np.random.default_rng, range(2))
+    return [partial(candidates, site, random_curves(site, draw), space) for draw in draws]
 
 
 def assert_same(ours: CandidateSet, others: CandidateSet) -> None:
@@ -96,54 +56,41 @@ def assert_same(ours: CandidateSet, others: CandidateSet) -> None:
 
 @pytest.mark.parametrize("limited", [(BYTES,), (PARAMS, NS[0]), (BYTES, *NS), (PARAMS, BYTES, *NS)], ids=len)
 @pytest.mark.parametrize("kind", ["apart", "fused", "either"])
-@pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
-def test_pruning_changes_neither_candidates_nor_optimum(
-    sites: tuple[Site, ...], kind: str, limited: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site, space = one_site(sites, kind), Space(("low_rank", "narrow"), SCHEMES, align=False)
+@every_site
+def test_pruning_changes_no_candidate(sites: Any, kind: str, limited: tuple[str, ...], monkeypatch: Any) -> None:
     monkeypatch.setattr(pareto, "_FEW", 0)
-    for seed in range(1):
-        rng = np.random.default_rng(seed)
-        build = partial(candidates, site, random_curves(site, rng), space, Timing(anything(), WORKLOADS), limited)
-        pruned = build()
-        with monkeypatch.context() as without:
-            without.setattr(ParetoSet, "nondominated", lambda *_: None)
-            everything = build()
-        assert_same(pruned, everything)
-        limits = {column: 4 * int(np.quantile(pruned.cost(column), 0.4 + 0.2 * rng.random())) for column in limited}
-        proofs = [as_knapsack([rows] * 3, limits).solve().certificate for rows in (pruned, everything)]
-        assert (proofs[0].status, proofs[0].value) == ("optimal", proofs[1].value)
+    build, rng = makers(sites, kind)[0], np.random.default_rng(0)
+    pruned = build(Timing(any_times(unknown=64), WORKLOADS), limited)
+    with monkeypatch.context() as without:
+        without.setattr(ParetoSet, "nondominated", lambda *_: None)
+        everything = build(Timing(any_times(unknown=64), WORKLOADS), limited)
+    assert_same(pruned, everything)
+    limits = {column: 4 * int(np.quantile(pruned.cost(column), 0.4 + 0.2 * rng.random())) for column in limited}
+    proofs = [as_knapsack([rows] * 3, limits).solve().certificate for rows in (pruned, everything)]
+    assert (proofs[0].status, proofs[0].value) == ("optimal", proofs[1].value)
 
 
 @pytest.mark.parametrize("limited", [(PARAMS,), (PARAMS, NS[1]), (BYTES, *NS)], ids=len)
 @pytest.mark.parametrize("kind", ["fused", "either"])
-@pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
-def test_a_shared_gemm_that_counts_at_once_leaves_the_same_candidates(
-    sites: tuple[Site, ...], kind: str, limited: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site, space = one_site(sites, kind), Space(("low_rank", "narrow"), SCHEMES, align=False)
-    for seed in range(2):
-        make = partial(candidates, site, random_curves(site, np.random.default_rng(seed)), space)
-        ours = make(Timing(anything(), WORKLOADS), limited)
+@every_site
+def test_shared_gemms_at_once_change_none(sites: Any, kind: str, limited: tuple[str, ...], monkeypatch: Any) -> None:
+    for make in makers(sites, kind):
+        ours = make(Timing(any_times(unknown=64), WORKLOADS), limited)
         with monkeypatch.context() as later:
             later.setattr(
                 "gac.allocation.candidates.cross_product_fused",
                 lambda options, limited, _: cross_product(options, limited, ParetoSet()),
             )
-            assert_same(ours, make(Timing(anything(), WORKLOADS), limited))
+            assert_same(ours, make(Timing(any_times(unknown=64), WORKLOADS), limited))
 
 
 @pytest.mark.parametrize("needed", [NS[:1], NS], ids=len)
 @pytest.mark.parametrize("kind", ["apart", "fused", "either"])
-@pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
-def test_what_needs_an_unknown_latency_is_left_out_and_nothing_else(
-    sites: tuple[Site, ...], kind: str, needed: tuple[str, ...]
-) -> None:
-    site, space = one_site(sites, kind), Space(("low_rank", "narrow"), SCHEMES, align=False)
-    for seed in range(2):
-        make = partial(candidates, site, random_curves(site, np.random.default_rng(seed)), space)
-        everything = make(Timing(anything(Half), WORKLOADS), (PARAMS, *NS))
-        known = make(Timing(anything(Half), WORKLOADS), (PARAMS, *NS), needed=needed)
+@every_site
+def test_only_what_needs_an_unknown_latency_goes(sites: tuple[Site, ...], kind: str, needed: tuple[str, ...]) -> None:
+    for make in makers(sites, kind):
+        everything = make(Timing(any_times(unknown=2), WORKLOADS), (PARAMS, *NS))
+        known = make(Timing(any_times(unknown=2), WORKLOADS), (PARAMS, *NS), needed=needed)
         assert not everything.known(needed).all()
         assert_same(known.pick(known.known(needed)), everything.pick(everything.known(needed)))
         assert known.known(needed).sum() >= len(known) - 1, "the dense site stays"
@@ -178,9 +125,7 @@ def test_the_front_equals_every_pair_compared(columns: int, pairwise: int, monke
 
 @pytest.mark.parametrize("columns", [1, 2, 4])
 @pytest.mark.parametrize("pairwise", [4, 1 << 11])
-def test_dominance_queries_equal_every_pair_compared(
-    columns: int, pairwise: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dominance_equals_every_pair_compared(columns: int, pairwise: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pareto, "_PAIRWISE", pairwise)
     for seed in range(10):
         rng = np.random.default_rng(seed)

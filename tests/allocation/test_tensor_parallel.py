@@ -44,18 +44,16 @@ DOWN = Weight("down_proj", 4096, 14336, neurons="in", to_residual=True)
 GATE = Weight("gate_proj", 14336, 4096, neurons="out", input_group="y")
 
 
+SECOND = linear(3, 512, 1024), all_gather(4, 3, 4096)
+
+
 @pytest.mark.parametrize(
     ("form", "weight", "dim", "expected"),
     [
         ("dense", Q, 4096, [linear(3, 4096, 1024)]),
         ("dense", O, 4096, [linear(3, 1024, 4096), all_reduce(4, 3, 4096)]),
         ("low_rank", Q, 512, [linear(3, 4096, 128), all_gather(4, 3, 512), linear(3, 512, 1024)]),
-        (
-            "low_rank",
-            O,
-            512,
-            [linear(3, 1024, 512), all_reduce(4, 3, 512), linear(3, 512, 1024), all_gather(4, 3, 4096)],
-        ),
+        ("low_rank", O, 512, [linear(3, 1024, 512), all_reduce(4, 3, 512), *SECOND]),
         ("narrow", GATE, 8192, [linear(3, 4096, 2048)]),
         ("narrow", DOWN, 8192, [linear(3, 2048, 4096), all_reduce(4, 3, 4096)]),
         ("skip", DOWN, 0, []),
@@ -136,12 +134,9 @@ def _choice(weight: Weight, scheme: str, gpus: int) -> WeightChoice:
     """What the weight is in its layer; dense where the GPUs have no equal parts of that."""
     layer = int(weight.name.split(".layers.")[1].split(".")[0])
     dense = WeightChoice(weight, "dense", form_named("dense").full(weight), scheme)
-    taken = [WeightChoice(weight, form, dim, scheme) for form, dim in LAYERS[layer].items() if _takes(form, weight)]
-    return next((each for each in taken if each.form != "skip" and each.divides(gpus)), dense)
-
-
-def _takes(form: str, weight: Weight) -> bool:
-    return form_named(form).applies_to(weight)
+    forms = [form for form in LAYERS[layer] if form != "skip" and form_named(form).applies_to(weight)]
+    taken = [WeightChoice(weight, form, LAYERS[layer][form], scheme) for form in forms]
+    return next((each for each in taken if each.divides(gpus)), dense)
 
 
 def _size(model: Any, name: str, cuts: Any) -> tuple[int, int]:
@@ -155,19 +150,14 @@ def _size(model: Any, name: str, cuts: Any) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("model", "gpus", "message"),
     [
-        (
-            "smollm2",
-            2,
-            "tensor_parallel=2 for a model with 3 key-value heads; expected a number of GPUs that divides them: 1, 3. ",
-        ),
+        ("smollm2", 2, "tensor_parallel=2 for a model with 3 key-value heads; expected .* divides them: 1, 3. "),
         ("llama-3-8b", 64, "tensor_parallel=64 for a model with 8 key-value heads; expected a number of GPUs that "),
     ],
 )
 def test_heads_that_cannot_be_divided_are_named_with_the_numbers_of_gpus_that_divide_all(model, gpus, message) -> None:
     shapes = SHAPES[model]
-    with pytest.raises(GacError) as error:
+    with pytest.raises(GacError, match=f"^{message}"):
         check_splits(family_of(shapes).sites(shapes), gpus)
-    assert str(error.value).startswith(message)
 
 
 DECODE = Workload.parse("decode:1@1024")
@@ -273,20 +263,13 @@ def test_a_table_without_collectives_is_refused_with_the_command_that_measures_t
     ("options", "message"),
     [
         ({"tensor_parallel": 3}, "tensor_parallel=3 for a model with 8 key-value heads; expected a number of GPUs"),
-        (
-            {"forms": ("latent",), "latency": "any"},
-            "form latent of weights that are split over 4 GPUs; expected a form of which some dim leaves each GPU",
-        ),
-        (
-            {"forms": ("head_dim", "narrow"), "align": 4096},
-            "form head_dim of weights that are split over 4 GPUs, aligned to 4096; expected a form of which some dim",
-        ),
+        ({"forms": ("latent",), "latency": "any"}, "form latent of weights that are split over 4 GPUs; "),
+        ({"forms": ("head_dim", "narrow"), "align": 4096}, "form head_dim of .* over 4 GPUs, aligned to 4096; "),
     ],
 )
 def test_what_cannot_be_split_is_refused(options, message, planner: Planner) -> None:
-    with pytest.raises(GacError) as error:
+    with pytest.raises(GacError, match=f"^{message}"):
         planner.plan_by_default(0.7, **options)
-    assert str(error.value).startswith(message)
 
 
 def test_what_is_gathered_from_a_shared_gemm_is_gathered_at_once(profile: Profile) -> None:

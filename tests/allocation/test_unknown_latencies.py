@@ -24,6 +24,7 @@ from tests.allocation.small_problems import PREFILL, problem, profile, rows
 
 TABLE = "nvidia-h100-80gb-hbm3"
 """Of 16-bit numbers, on one GPU."""
+FALLING = problem([[5, 4, 3, 2, 1]] * 2, [10, 20, 30, 40, 50, 60])
 
 
 def shipped(gpus: int, schemes: tuple[str, ...], **options: Any) -> Problem:
@@ -47,9 +48,7 @@ def shipped(gpus: int, schemes: tuple[str, ...], **options: Any) -> Problem:
         (1, ("bf16", "w4a16"), {"budget": None, "memory": 0.3, "slack": 0.01}),  # bf16 alone would be too large
     ],
 )
-def test_a_table_without_the_schemes_latencies_gives_a_plan(
-    gpus: int, schemes: tuple[str, ...], options: dict[str, Any]
-) -> None:
+def test_a_table_without_the_schemes_gives_a_plan(gpus: int, schemes: tuple[str, ...], options: Any) -> None:
     of = shipped(gpus, schemes, **options)
     assert of.recipe.slack
     decision = decide(of)
@@ -61,23 +60,15 @@ def test_a_table_without_the_schemes_latencies_gives_a_plan(
     assert (plan.one_gpu is None) == (gpus == 1)
 
 
-def test_a_site_without_a_known_latency_is_named() -> None:
-    of = replace(problem([[5, 4, 3, 2, 1]] * 2, [10, 20, 30, 40, 50, 60]), profile=profile(rows(1, [10] * 6)))
+def test_what_lacks_a_latency_is_named_with_the_command_that_measures_it() -> None:
+    of = replace(FALLING, profile=profile(rows(1, [10] * 6)))
     limits = {PARAMS: 288, ns_of(PREFILL): 100}
-    with pytest.raises(ProfileError) as caught:
+    with pytest.raises(ProfileError, match="lacks the latency of site0 for prefill:1x8 in every form"):
         as_knapsack(of.candidates(limits), limits)
-    assert "lacks the latency of site0 for prefill:1x8 in every form" in str(caught.value)
-
-
-def test_an_unknown_limited_latency_names_the_command_that_measures_the_plans_shapes() -> None:
     recipe = Recipe.of(0.8, workloads=[PREFILL, "decode:3@8"], engine="vllm", latency=1.0)
-    of = replace(problem([[5, 4, 3, 2, 1]] * 2, [10, 20, 30, 40, 50, 60]), recipe=recipe)
     command = f"gac profile --model NAME --workload {PREFILL} --workload decode:3@8 --engine vllm -o PROFILE.jsonl"
     with pytest.raises(ProfileError, match=f"lacks the latency of site0 for .*; .* with {command}, or plan without"):
-        of.dense.allowed(recipe)
-
-
-def test_the_command_for_several_gpus_measures_the_collectives_too() -> None:
+        replace(FALLING, recipe=recipe).dense.allowed(recipe)
     command = profile_command("NAME", Recipe.of(0.8, tensor_parallel=2), PREFILL)
     parts = f"gac profile --model NAME --workload {PREFILL} --tensor-parallel 2 -o PROFILE.jsonl"
     gathered = f"torchrun --nproc-per-node 2 -m gac profile --collectives --workload {PREFILL} -o PROFILE.jsonl"
@@ -86,12 +77,12 @@ def test_the_command_for_several_gpus_measures_the_collectives_too() -> None:
 
 @pytest.mark.parametrize("lost", [np.nan, np.inf])
 def test_a_loss_that_is_not_finite_is_named(lost: float) -> None:
-    of = problem([[5, 4, 3, 2, 1]] * 2, [10, 20, 30, 40, 50, 60])
-    loss = of.curves.by_key["low_rank", "bf16", "site1"].loss.copy()
+    key = "low_rank", "bf16", "site1"
+    loss = FALLING.curves.by_key[key].loss.copy()
     loss[3] = lost
-    curves = LossCurves({**of.curves.by_key, ("low_rank", "bf16", "site1"): LossCurve(loss)})
+    curves = LossCurves({**FALLING.curves.by_key, key: LossCurve(loss)})
     with pytest.raises(ModelError, match=f"site1 in form low_rank and scheme bf16 loses {lost} at dim 3; expected"):
-        replace(of, curves=curves).candidates([PARAMS])
+        replace(FALLING, curves=curves).candidates([PARAMS])
 
 
 CONFIGS = {
@@ -121,13 +112,10 @@ def test_every_latency_of_a_small_model_is_known(name: str, table: str, fuse: bo
     assert plan.measured.profile.error < 0.06
 
 
-def test_a_latency_that_is_modelled_can_be_limited() -> None:
+def test_a_modelled_latency_can_be_limited_and_a_plan_says_how_far_it_is_off(tmp_path: Path) -> None:
     plan = planned(CONFIGS["gemma-3-270m"], "nvidia-h200", latency={"decode:1@1024": 0.95})
     (decode,) = (each for each in plan.workloads if each.workload == "decode:1@1024")
     assert decode.plan_ns <= 0.95 * decode.dense_ns
-
-
-def test_a_plan_says_how_many_are_modelled_and_how_far_they_are_off(tmp_path: Path) -> None:
     plan = planned(CONFIGS["gemma-3-270m"], "nvidia-h200")
     said = plan.summary()
     assert f"{plan.workloads[0].modelled} modelled)" in said

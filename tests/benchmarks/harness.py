@@ -30,7 +30,7 @@ from gac.models.families import family_of
 from gac.models.loading import Loaded, load_model
 from gac.models.sites import Weight
 from gac.plan.plan import Plan
-from tests.problems import measured_problem
+from tests.benchmarks.problems import measured_problem
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "--model": {"default": "smollm2"},

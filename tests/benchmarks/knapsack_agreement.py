@@ -17,15 +17,31 @@ import sys
 import time
 from collections import Counter
 
+import numpy as np
 from tqdm import tqdm
 
-from tests.allocation.knapsack_instances import FAULTS, KINDS, fault, layers, random_instance
+from gac.allocation.knapsack import Group
+from tests.allocation.knapsack_instances import FAULTS, KINDS, fault, random_instance
 from tests.benchmarks.harness import options
 from tests.benchmarks.knapsack_peers import cp_sat_finds, highs_finds
 
 LARGE_EVERY = 5
 NOT_FOR_HIGHS = ("huge costs", "scales")
 FOR_HIGHS = [kind for kind in KINDS if kind not in (*NOT_FOR_HIGHS, "correlated")]
+
+
+def layers(seed, count=80, attention=4, mlps=4):
+    """Layers that each take one of 16 variants, of the same bytes and ns in all of them; losses are the layer's own."""
+    rng = np.random.default_rng(seed)
+    kept = [np.sort(rng.integers(0, 10**4, (variants, 2)), axis=0)[::-1] for variants in (attention, mlps)]
+    costs = 64 * (kept[0][:, None] + kept[1]).reshape(-1, 2)
+    result = []
+    for index in range(count):
+        lost = [np.append(0, np.cumsum(rng.exponential(rng.uniform(0.001, 0.01), len(each) - 1))) for each in kept]
+        values = np.add.outer(*lost).ravel() * rng.uniform(0.9, 1.1, attention * mlps)
+        result.append(Group(f"layer {index}", values, costs))
+    share = rng.uniform(0.4, 0.9, 2)
+    return result, (count * (costs.min(axis=0) + share * np.ptp(costs, axis=0))).astype(int).tolist()
 
 
 def compared_at_medium_size(seed: int) -> tuple[str, str, str]:

@@ -26,24 +26,15 @@ def narrower(model_type: str, make_plan: MakePlan) -> Any:
 
 
 @every_layout
-def test_a_merged_model_is_the_same_function(model_type: str, make_plan: MakePlan, tmp_path: Path) -> None:
-    model = small_compressed(model_type, make_plan)
-    gac.export(model, tmp_path / "merged", merge=True)
-    merged = opened(tmp_path / "merged")
-    dense = small_model(small_config(model_type))
-    assert type(merged) is type(dense)
-    assert merged.num_parameters() == dense.num_parameters()
-    assert (logits(merged) - logits(model)).abs().max() < 1e-4 * logits(model).abs().max()
-
-
-@every_layout
-def test_uniformly_narrower_mlps_need_no_code(model_type: str, make_plan: MakePlan, tmp_path: Path) -> None:
-    model = narrower(model_type, make_plan)
-    gac.export(model, tmp_path / "plain")
-    plain = opened(tmp_path / "plain")
-    assert type(plain).__module__.startswith("transformers.")
-    assert plain.num_parameters() == model.num_parameters()
-    assert (logits(plain) - logits(model)).abs().max() < 1e-5 * logits(model).abs().max()
+@pytest.mark.parametrize(("make", "near"), [(small_compressed, 1e-4), (narrower, 1e-5)], ids=["merged", "plain"])
+def test_the_same_function(model_type: str, make: Any, near: float, make_plan: MakePlan, tmp_path: Path) -> None:
+    """Models whose MLPs are alike need no merging."""
+    model, dense = make(model_type, make_plan), small_model(small_config(model_type))
+    gac.export(model, tmp_path / "exported", merge=make is small_compressed)
+    exported = opened(tmp_path / "exported")
+    assert type(exported) is type(dense)
+    assert exported.num_parameters() == (dense if make is small_compressed else model).num_parameters()
+    assert (logits(exported) - logits(model)).abs().max() < near * logits(model).abs().max()
 
 
 @pytest.mark.parametrize("form", ["latent:1", "fused"])
@@ -58,14 +49,8 @@ def test_pairs_of_other_kinds_and_fused_inputs_are_merged(form: str, make_plan: 
 
 def test_the_export_holds_what_any_model_holds(make_plan: MakePlan, tiny_tokenizer: Any, tmp_path: Path) -> None:
     gac.export(narrower("gpt2", make_plan), tmp_path / "plain", tokenizer=tiny_tokenizer)
-    assert {path.name for path in (tmp_path / "plain").iterdir()} == {
-        "README.md",
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
+    names = "README.md config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json"
+    assert {path.name for path in (tmp_path / "plain").iterdir()} == {*names.split()}
     config = (tmp_path / "plain" / "config.json").read_text()
     assert "gac" not in config.lower()
     assert type(opened(tmp_path / "plain")) is GPT2LMHeadModel
@@ -95,9 +80,7 @@ def test_what_no_stock_config_can_say_is_refused(changes: Any, found: str, make_
     assert not list(tmp_path.iterdir())
 
 
-def test_a_merged_model_keeps_its_dtype_and_says_that_nothing_is_won(
-    make_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_merged_model_keeps_its_dtype(make_plan: MakePlan, tmp_path: Path, caplog: Any) -> None:
     small_compressed("llama", make_plan).to(torch.bfloat16).save_pretrained(tmp_path / "saved")
     gac.export(tmp_path / "saved", tmp_path / "merged", merge=True)
     assert {parameter.dtype for parameter in opened(tmp_path / "merged").parameters()} == {torch.bfloat16}

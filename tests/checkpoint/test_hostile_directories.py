@@ -113,10 +113,8 @@ NOT_STRICT: dict[str, tuple[bytes, str]] = {
 def test_json_of_a_checkpoint_is_read_strictly(name: str, opened: Any, saved: Path) -> None:
     for text, said in NOT_STRICT.values():
         (saved / name).write_bytes(text)
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(CheckpointError, match=f"^{saved / name}.*{re.escape(said)}"):
             opened(saved)
-        assert str(caught.value).startswith(str(saved / name))
-        assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX])
@@ -124,9 +122,8 @@ def test_json_of_a_dense_model_is_read_strictly(name: str, dense: Path) -> None:
     for text, said in NOT_STRICT.values():
         (dense / name).write_bytes(text)
         for read in (load_config, load_model, load_tokenizer):
-            with pytest.raises(ModelError) as caught:
+            with pytest.raises(ModelError, match=re.escape(said)):
                 read(str(dense))
-            assert said in str(caught.value)
 
 
 def test_generation_may_stop_at_line_breaks(saved: Path) -> None:
@@ -151,12 +148,6 @@ def test_a_file_of_40_gigabytes_is_not_read(saved: Path, dense: Path, tmp_path: 
     assert all(re.match(r"(Checkpoint|Model)Error .*(bytes|no config)", line) for line in lines)
 
 
-def test_a_million_values_are_refused(saved: Path) -> None:
-    (saved / "config.json").write_text('{"gac": [' + "0," * 1_000_000 + "0]}")
-    with pytest.raises(CheckpointError, match=r"commas, more than 500,000"):
-        gac.load(saved)
-
-
 EMPTY = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
 
 
@@ -169,6 +160,9 @@ def test_tensors_that_are_too_many_or_named_twice_are_refused(names: Any, messag
     for opened in OPENERS.values():
         with pytest.raises(CheckpointError, match=message):
             opened(saved)
+    (saved / "config.json").write_text('{"gac": [' + "0," * 1_000_000 + "0]}")
+    with pytest.raises(CheckpointError, match=r"commas, more than 500,000"):
+        gac.load(saved)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "notes.txt"])
@@ -207,21 +201,6 @@ WRONG_FIELDS = [
 ]
 
 
-def test_a_config_that_cannot_run_is_refused_when_opened(saved: Path, dense: Path) -> None:
-    (saved / DIGESTS).unlink()
-    configs = {folder: (folder / "config.json").read_text() for folder in (saved, dense)}
-    for field, value in WRONG_FIELDS:
-        for folder, text in configs.items():
-            (folder / "config.json").write_text(text)
-            edit(folder / "config.json", **{field: value})
-        named = "sliding_window|layer_types" if value == ["sliding_attention"] * 2 else field
-        with pytest.raises(CheckpointError, match=named):
-            gac.load(saved)
-        for read in (load_config, load_model):
-            with pytest.raises(ModelError, match=named):
-                read(str(dense))
-
-
 WRONG_GENERATION = [
     ("eos_token_id", [2, "3"]),
     ("pad_token_id", 1.5),
@@ -235,18 +214,23 @@ WRONG_GENERATION = [
 ]
 
 
-@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-def test_generation_of_wrong_types_is_refused_when_opened(file: str, saved: Path, dense: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "fields"),
+    [("config.json", [*WRONG_FIELDS, *WRONG_GENERATION]), ("generation_config.json", WRONG_GENERATION)],
+)
+def test_what_cannot_run_is_refused(file: str, fields: list[tuple[str, Any]], saved: Path, dense: Path) -> None:
     (saved / DIGESTS).unlink()
     texts = {folder: (folder / file).read_text() for folder in (saved, dense)}
-    for field, value in WRONG_GENERATION:
+    for field, value in fields:
         for folder, text in texts.items():
             (folder / file).write_text(text)
             edit(folder / file, **{field: value})
-        with pytest.raises(CheckpointError, match=f"{field} is .*, and not "):
+        named = f"{field} is .*, and not " if (field, value) in WRONG_GENERATION else field
+        named = "sliding_window|layer_types" if value == ["sliding_attention"] * 2 else named
+        with pytest.raises(CheckpointError, match=named):
             gac.load(saved)
         for read in (load_config, load_model):
-            with pytest.raises(ModelError, match=f"{field} is .*, and not "):
+            with pytest.raises(ModelError, match=named):
                 read(str(dense))
 
 

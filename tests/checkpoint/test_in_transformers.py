@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaForCa
 from transformers.utils import hub
 
 import gac
-from gac.checkpoint.planned import PlannedModel
 from gac.core.errors import CheckpointError
 from gac.runtime.contract import DIGESTS
 from gac.runtime.model import CompressedModel
@@ -25,27 +25,23 @@ ON_CPU = ("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_em
 PLACES = dict.fromkeys(ON_CPU, "cpu") | {"model.layers.1": "disk"}
 
 
-def test_the_class_is_a_subclass_of_the_architectures(model: Any) -> None:
+def test_it_is_a_model_of_its_architecture_in_any_dtype(model: Any, saved: Path) -> None:
     assert isinstance(model, LlamaForCausalLM)
     assert isinstance(model, CompressedModel)
     assert model.config.model_type == "gac_llama"
     assert model.model.config is model.config
-
-
-def test_where_gac_is_imported_no_code_of_the_directory_is_run(saved: Path) -> None:
-    (saved / "modeling_gac.py").write_text("raise SystemExit('the code was run')")
-    assert isinstance(AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True), PlannedModel)
-
-
-def test_a_dtype_can_be_asked_for(saved: Path) -> None:
     loaded, report = AutoModelForCausalLM.from_pretrained(saved, dtype="bfloat16", output_loading_info=True)
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
     assert not report["missing_keys"]
     assert gac.load(saved, dtype=torch.float16).dtype == torch.float16
 
 
-def test_weights_can_stay_on_disk(saved: Path, model: Any, tmp_path: Path) -> None:
-    loaded = AutoModelForCausalLM.from_pretrained(saved, device_map=PLACES, offload_folder=tmp_path / "offloaded")
+def offloaded(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, device_map=PLACES, offload_folder=folder.parent / "offloaded")
+
+
+def test_weights_can_stay_on_disk(saved: Path, model: Any) -> None:
+    loaded = offloaded(saved)
     assert loaded.get_parameter("model.layers.1.mlp.down_proj.weight").is_meta
     assert torch.equal(logits(loaded), logits(model))
 
@@ -53,23 +49,18 @@ def test_weights_can_stay_on_disk(saved: Path, model: Any, tmp_path: Path) -> No
 def test_offloaded_weights_are_not_fused(make_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fused = small_compressed("llama", make_plan, fused=True)
     fused.save_pretrained(tmp_path / "saved")
-    loaded = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "saved", device_map=PLACES, offload_folder=tmp_path / "offloaded"
-    )
+    loaded = offloaded(tmp_path / "saved")
     assert "run by themselves: they are quantised or offloaded" in caplog.text
     assert (logits(loaded) - logits(fused)).abs().max() < 1e-5
 
 
-def test_it_can_be_built_from_its_config(saved: Path) -> None:
+def test_it_can_be_built_from_its_config_and_opened_without_a_head(saved: Path, model: Any) -> None:
     config = AutoConfig.from_pretrained(saved)
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
     assert empty.get_parameter(f"{Q_PROJ}.first.weight").shape == (CHANGES[Q_PROJ][1], 64)
     assert all(parameter.is_meta for parameter in empty.parameters())
     assert torch.isfinite(logits(AutoModelForCausalLM.from_config(config))).all()
-
-
-def test_the_model_without_a_head_is_the_one_within(saved: Path, model: Any) -> None:
     base = AutoModel.from_pretrained(saved)
     assert isinstance(base.get_submodule(Q_PROJ.removeprefix("model.")), LowRankLinear)
     with torch.no_grad():
@@ -84,14 +75,12 @@ def test_a_pipeline_generates(saved: Path, tiny_tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["push_to_hub", "save_pretrained"])
-def test_a_push_uploads_plan_card_and_code(
-    method: str, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_uploads_plan_card_and_code(method: str, model: Any, tmp_path: Path, monkeypatch: Any) -> None:
     pushed: dict[str, str] = {}
     hub_of_one = fake_hub(pushed)
     monkeypatch.setattr(hub, "hf_api", lambda: hub_of_one)
     monkeypatch.setattr("transformers.modeling_utils.hf_api", lambda: hub_of_one)
-    monkeypatch.setattr(hub.ModelCard, "load", classmethod(not_there))
+    monkeypatch.setattr(hub.ModelCard, "load", Mock(side_effect=EntryNotFoundError("no card")))
     if method == "push_to_hub":
         model.push_to_hub("me/small")
     else:
@@ -113,10 +102,6 @@ def fake_hub(pushed: dict[str, str]) -> Any:
         create_branch=lambda **_: None,
         create_commit=create_commit,
     )
-
-
-def not_there(*_: Any, **__: Any) -> Any:
-    raise EntryNotFoundError("no card")
 
 
 def test_another_plan_and_none_are_refused(saved: Path) -> None:

@@ -1,6 +1,7 @@
-"""Weights of few bits in checkpoints: not one byte over the plan, every form and scheme in every family."""
+"""Weights of few bits in checkpoints: not one byte over the plan, any form, scheme and family; damage is named."""
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ import gac
 from gac.core.errors import CheckpointError
 from gac.forms import form_named
 from gac.models.families import supported
+from gac.runtime.contract import DIGESTS
 from gac.runtime.fusion.shared_gemm import FusedMember
 from gac.runtime.header import replace_weights
 from gac.runtime.storage.modules import count_parameters, stored_modules
 from gac.schemes import SCHEMES as KNOWN
-from tests.checkpoint.conftest import edit
+from tests.checkpoint.conftest import copied, edit
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import MakePlan
 from tests.compression.stored import CHOOSY, SCHEMES, config_of, held_bytes, in_schemes, mixed, stored, stored_model
@@ -55,25 +57,24 @@ def test_every_form_is_there_in_every_scheme() -> None:
     assert {name.partition(":")[0] for name in (*SCHEMES, *CHOOSY)} == {*KNOWN.names}
 
 
+def small_llama() -> Any:
+    config = small_config("llama")
+    config.dtype = torch.bfloat16
+    return small_model(config)
+
+
 # --- one model ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def model(make_plan: MakePlan) -> Any:
-    config = small_config("llama")
-    config.dtype = torch.bfloat16
-    return stored(small_model(config), make_plan, CHOSEN)
+    return stored(small_llama(), make_plan, CHOSEN)
 
 
 @pytest.fixture
 def saved(model: Any, tmp_path: Path) -> Path:
     gac.save(model, tmp_path / "saved")
     return tmp_path / "saved"
-
-
-def changed(folder: Path, **tensors: Tensor) -> None:
-    found = load_file(folder / "model.safetensors") | tensors
-    save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def test_parameters_count_every_number(model: Any) -> None:
@@ -147,3 +148,85 @@ def test_a_model_that_is_not_the_plans(model: Any, tmp_path: Path) -> None:
 def test_what_cannot_read_it(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has weights in w3a16:32, w4a16:32; expected weights in 16 or 32 bits"):
         gac.repair(saved, tmp_path / "repaired", profile="nvidia-h100-80gb-hbm3")
+
+
+Change = Callable[[Tensor], Tensor | None]
+TO_DAMAGE = {
+    Q: ("low_rank", 16, "w8a16"),
+    K: ("dense", 64, "fp8"),
+    V: ("dense", 64, "w8a8"),
+    DOWN: ("dense", 64, "w3a16:32"),
+}
+WAYS: dict[str, Any] = {"gac.load": gac.load, "import gac": AutoModelForCausalLM.from_pretrained}
+
+
+@pytest.fixture(scope="module")
+def original(make_plan: MakePlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original") / "saved"
+    gac.save(stored(small_llama(), make_plan, TO_DAMAGE), folder)
+    (folder / DIGESTS).unlink()  # which would refuse all that follows for another reason
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Iterator[Path]:
+    yield from copied(original, tmp_path)
+
+
+def put(number: float) -> Change:
+    """One of the numbers is another."""
+
+    def change(one: Tensor) -> Tensor:
+        one.view(-1)[5] = number
+        return one
+
+    return change
+
+
+NO_SCALE = "holds 1 numbers that are no scales; expected finite ones above 0"
+TENSORS: dict[str, tuple[str, Change, str]] = {
+    "no number": (f"{DOWN}.weight_scale", put(float("nan")), NO_SCALE),
+    "infinite": (f"{Q}.second.weight_scale", put(float("inf")), NO_SCALE),
+    "zero": (f"{V}.weight_scale", put(0), NO_SCALE),
+    "negative": (f"{K}.weight_scale", put(-0.5), NO_SCALE),
+    "a weight that is no number": (f"{K}.weight", put(float("nan")), "holds 1 numbers that are not finite"),
+    "a stated shape": (f"{DOWN}.weight_shape", lambda one: one + 1, r"is \[65, 177\]; expected \[64, 176\]"),
+    "another length": (f"{DOWN}.weight_packed", lambda one: one[:, :-1].contiguous(), r"has shape \(64, 16\)"),
+    "fewer numbers": (f"{V}.weight", lambda one: one[:-1].contiguous(), r"has shape \(63, 64\) .* expected \(64, 64\)"),
+    "missing zero points": (f"{DOWN}.weight_zero_point", lambda _: None, "is missing"),
+}
+DTYPES: dict[str, tuple[str, Change, str]] = {
+    "a dtype of scales": (f"{V}.weight_scale", lambda one: one.float(), "is of torch.float32; expected torch.float16"),
+    "a dtype of numbers": (f"{V}.weight", lambda one: one.short(), "is of torch.int16; expected torch.int8"),
+}
+"""What transformers casts as it reads, and ``gac.load`` refuses."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", [*TENSORS, *DTYPES])
+def test_a_tensor(case: str, folder: Path) -> None:
+    name, change, message = (TENSORS | DTYPES)[case]
+    tensors = load_file(folder / "model.safetensors")
+    new = change(tensors.pop(name))
+    tensors |= {} if new is None else {name: new}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for load in WAYS.values() if case in TENSORS else (gac.load,):
+        with pytest.raises((ValueError, CheckpointError), match=f"{name}.*{message}"):
+            load(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group": 16}, r"\.weight_(scale|zero_point) has shape"),
+        ({"bits": 2}, r"\.weight_(packed|zero_point) has shape"),
+        ({"zero": False}, r"\.weight_zero_point is unexpected"),
+    ],
+)
+def test_an_option(options: dict[str, Any], message: str, folder: Path) -> None:
+    edit(folder / "config.json", lambda config: config["gac"]["modules"][DOWN]["options"].update(options))
+    for way, load in WAYS.items():
+        due = f"has modules.{DOWN} .* as plan.json says" if way == "gac.load" else f"{DOWN}{message}"
+        with pytest.raises((ValueError, CheckpointError), match=due):
+            load(folder)

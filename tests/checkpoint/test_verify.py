@@ -63,12 +63,9 @@ def test_without_digests_it_is_opened_with_a_warning(saved: Path, model: Any, ca
         gac.load(saved, verify=True)
 
 
-def test_a_tokenizer_that_is_saved_later_is_told(saved: Path, tiny_tokenizer: Any) -> None:
+def test_what_is_saved_later_is_told_or_has_digests_of_its_own(saved: Path, tiny_tokenizer: Any, model: Any) -> None:
     tiny_tokenizer.save_pretrained(saved)
     assert gac.verify(saved).not_checked == ("tokenizer.json", "tokenizer_config.json")
-
-
-def test_a_model_that_is_saved_over_another_has_its_own_digests(saved: Path, model: Any) -> None:
     with torch.no_grad():
         model.model.norm.weight.add_(1)
     model.save_pretrained(saved)

@@ -1,4 +1,4 @@
-"""Models in engines, with a fake engine in processes of their own: turns, medians, errors, and how processes end."""
+"""Models in engines, with a fake engine in processes of their own, and the worker's use of a fake vLLM."""
 
 import importlib.util
 import json
@@ -7,19 +7,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from gac import plots
-from gac.core.errors import CheckpointError, GacError, ModelError
+from gac.core.errors import CheckpointError, GacError
 from gac.core.workloads import Workload
-from gac.evaluation.engines import steps
+from gac.evaluation.engines import steps, vllm_engine
 from gac.evaluation.engines.bench import bench_engine, parsed_options
-from gac.evaluation.engines.process import EngineError
+from gac.evaluation.engines.process import EngineError, worker_command
 from gac.evaluation.engines.records import EngineBench
 from gac.evaluation.engines.workloads import EngineWorkload, default_workloads
 from gac.models.families import family_of
@@ -127,9 +128,7 @@ def test_medians_ratios_and_rates(pair: Pair, python: Path) -> None:
 
 
 @pytest.mark.slow
-def test_models_that_do_not_fit_together_are_measured_one_after_the_other(
-    pair: Pair, python: Path, tmp_path: Path
-) -> None:
+def test_models_that_do_not_fit_take_turns(pair: Pair, python: Path, tmp_path: Path) -> None:
     bench = bench_engine(pair({}, {"share": 0.6}), workloads=RUNS, turns=1, python=python)
     assert (bench.in_turns, bench.memory_share) == (False, 0.9)
     assert [name for name, *_ in calls(tmp_path)] == ["dense", "small", *["dense"] * 5, *["small"] * 5]
@@ -148,10 +147,7 @@ def test_a_small_cache_is_a_lack_of_memory(pair: Pair, python: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("behaviour", "messages"),
     [
-        (
-            {"fails": "open"},
-            ["small in vLLM: RuntimeError: a weight is ValueLinear", "vllm serve ", "Last lines:\n  an engine's line"],
-        ),
+        ({"fails": "open"}, ["a weight is ValueLinear", "vllm serve ", "Last lines:\n  an engine's line"]),
         ({"fails": "measure"}, ["small in vLLM: RuntimeError", "expected a model and options that this engine runs"]),
         ({"ends": "open"}, ["small in vLLM: the process ended with status 3", "  Killed by something"]),
         ({"ends": "measure"}, ["small in vLLM: the process ended with status 3"]),
@@ -159,9 +155,7 @@ def test_a_small_cache_is_a_lack_of_memory(pair: Pair, python: Path, tmp_path: P
         ({"ms": [0.0]}, ["decode:2@8 took 0 ms by the difference of two runs; expected a positive time"]),
     ],
 )
-def test_what_fails_in_an_engine_is_told_with_its_last_lines(
-    behaviour: dict[str, Any], messages: list[str], pair: Pair, python: Path, tmp_path: Path
-) -> None:
+def test_what_fails_is_told(behaviour: Any, messages: list[str], pair: Pair, python: Path, tmp_path: Path) -> None:
     with pytest.raises(GacError) as failure:
         bench_engine(pair({}, behaviour), workloads=RUNS, turns=1, python=python)
     assert [message for message in messages if message not in str(failure.value)] == []
@@ -171,18 +165,13 @@ def test_what_fails_in_an_engine_is_told_with_its_last_lines(
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_an_environment_without_vllm_is_named(pair: Pair) -> None:
-    with pytest.raises(
-        GacError, match=r"No module named 'vllm'; expected vLLM in the environment of .*--engine-python"
-    ):
+    with pytest.raises(GacError, match=r"No module named 'vllm'; expected vLLM in .*--engine-python"):
         bench_engine(pair({}, {}), workloads=RUNS)
 
 
-def test_an_environment_without_torch_lacks_vllm() -> None:
+def test_an_environment_without_torch_or_python_is_named(pair: Pair, tmp_path: Path) -> None:
     failure = EngineError("small", "ModuleNotFoundError: No module named 'torch'", [], "/usr/bin/python3")
     assert failure.expected == "vLLM in the environment of /usr/bin/python3"
-
-
-def test_a_python_that_is_none_is_named(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(GacError, match="none cannot be started: No such file or directory; expected the Python of"):
         bench_engine(pair({}, {}), workloads=RUNS, python=tmp_path / "none")
 
@@ -219,16 +208,15 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_models_that_cannot_be_timed_are_refused(pair: Pair, tmp_path: Path) -> None:
     names = pair({}, {})
-    with pytest.raises(ModelError, match="dense' of 512 positions, for decode:64@1024 with sequences of 1,089 tokens"):
-        bench_engine(names, workloads=["decode:1@4", "decode:64@1024"])
-    with pytest.raises(ModelError, match="model 'smollm2', which vLLM cannot open; expected a directory"):
-        bench_engine(["smollm2"])
-    with pytest.raises(GacError, match="0 models; expected 1 to 6"):
-        bench_engine([])
-    with pytest.raises(GacError, match="expected each once"):
-        bench_engine([names[0], names[0]])
-    with pytest.raises(GacError, match="workloads decode:1@4, decode:1@4; expected each once"):
-        bench_engine(names, workloads=["decode:1@4"] * 2)
+    for models, workloads, problem in (
+        (names, ["decode:1@4", "decode:64@1024"], "dense' of 512 positions, for .* with sequences of 1,089 tokens"),
+        (["smollm2"], RUNS, "model 'smollm2', which vLLM cannot open; expected a directory"),
+        ([], RUNS, "0 models; expected 1 to 6"),
+        ([names[0], names[0]], RUNS, "expected each once"),
+        (names, ["decode:1@4"] * 2, "workloads decode:1@4, decode:1@4; expected each once"),
+    ):
+        with pytest.raises(GacError, match=problem):
+            bench_engine(models, workloads=workloads)
 
 
 def test_a_plan_that_the_engine_does_not_run_is_refused(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
@@ -299,15 +287,135 @@ def test_the_command_prints_writes_and_draws(pair: Pair, python: Path, tmp_path:
     assert "1.17x, 30.00 ms" in (tmp_path / "again.svg").read_text()
 
 
-def test_a_bench_of_one_model_has_no_ratio(pair: Pair, python: Path) -> None:
+def test_a_bench_of_one_model_has_no_ratio_and_is_read_back(pair: Pair, python: Path, tmp_path: Path) -> None:
     bench = bench_engine(pair({}, {})[:1], workloads=RUNS, turns=1, python=python)
     assert "ratio" not in str(bench)
     assert [row["ratio"] for row in bench.rows()] == [None, None]
     with pytest.raises(GacError, match="a bench of one model; expected two or more"):
         plots.speeds(bench)
-
-
-def test_a_saved_bench_is_the_same(pair: Pair, python: Path, tmp_path: Path) -> None:
-    bench = bench_engine(pair({}, {}), workloads=RUNS, turns=2, python=python)
     bench.save(tmp_path / "bench.json")
     assert EngineBench.load(tmp_path / "bench.json") == bench
+
+
+STEP_S, READ_S, GRAPH_MS = 0.005, 0.001, 4.0
+
+
+class Clock:
+    seconds = 0.0
+
+    @classmethod
+    def perf_counter(cls) -> float:
+        return cls.seconds
+
+
+class FakeGraph:
+    replayed = 0
+
+    def replay(self) -> None:
+        FakeGraph.replayed += 1
+
+
+class FakeEvent:
+    """Events of a clock that goes on by 4 ms from each to the next."""
+
+    recorded = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        FakeEvent.recorded += 1
+        self.number = FakeEvent.recorded
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        return GRAPH_MS * (end.number - self.number)
+
+
+class FakeLLM:
+    """Takes 1 ms a token that it reads, and 5 ms a step, which is one graph or several."""
+
+    graphs = 1
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        config = SimpleNamespace(get_vocab_size=lambda: 256)
+        cache = SimpleNamespace(kv_cache_size_tokens=4096)
+        self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(model_config=config, cache_config=cache))
+        self._graphs = [FakeGraph() for _ in range(self.graphs)]
+
+    def generate(self, prompts: Sequence[Any], sampling: Sequence[Any], use_tqdm: bool) -> None:
+        assert not use_tqdm
+        ids = [prompt["prompt_token_ids"] for prompt in prompts]
+        assert all(64 <= token < 128 for prompt in ids for token in prompt)
+        Clock.seconds += READ_S * sum(map(len, ids))
+        for _ in range(max(each.max_tokens for each in sampling) - 1):
+            Clock.seconds += STEP_S
+            for graph in self._graphs:
+                graph.replay()
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = {"CUDAGraph": type("CUDAGraph", (FakeGraph,), {"replay": FakeGraph.replay}), "Event": FakeEvent}
+    fakes |= {"is_available": lambda: True, "get_device_name": lambda: "A GPU", "synchronize": lambda: None}
+    for name, value in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(sys.modules[__name__], "FakeGraph", fakes["CUDAGraph"])
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> vllm_engine.VllmEngine:
+    module: Any = ModuleType("vllm")
+    module.LLM, module.SamplingParams, module.__version__ = FakeLLM, SimpleNamespace, "0.26.0"
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setattr(vllm_engine, "time", Clock)
+    return vllm_engine.VllmEngine()
+
+
+def opened(engine: vllm_engine.VllmEngine) -> dict[str, Any]:
+    return engine.open("small", max_length=128, sequences=4, share=0.45, options={"dtype": "float32"})
+
+
+def test_it_opens_a_model_as_it_is_told(engine: vllm_engine.VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    answer = opened(engine)
+    assert answer["kv_cache_tokens"] == 4096
+    assert answer["device"].startswith("CPU (")
+    assert {"vllm", "torch", "gac"} <= answer["versions"].keys()
+    assert engine._llm.options == {
+        "model": "small",
+        "skip_tokenizer_init": True,
+        "max_model_len": 128,
+        "max_num_seqs": 4,
+        "gpu_memory_utilization": 0.45,
+        "enable_prefix_caching": False,
+        "disable_log_stats": True,
+        "dtype": "float32",
+    }
+
+
+def test_it_times_runs_by_the_wall_clock(engine: vllm_engine.VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    opened(engine)
+    assert engine.measure("prefill:2x8") == {"ms": pytest.approx(16), "graph_ms": None}
+    assert engine.measure("decode:2@8") == {"ms": pytest.approx(5), "graph_ms": None}
+    assert engine.measure("throughput:3x16")["ms"] > 15
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize(("graphs", "expected"), [(1, GRAPH_MS / 8), (2, None), (0, None)])
+def test_a_step_that_is_a_graph_is_timed(graphs: int, expected: Any, engine: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(FakeLLM, "graphs", graphs)
+    assert opened(engine)["device"] == "A GPU"
+    before = FakeGraph.replayed
+    assert engine.measure("decode:2@8") == {"ms": pytest.approx(5), "graph_ms": expected}
+    repeated = 3 * 8 if graphs else 0
+    assert FakeGraph.replayed - before == 2 * 64 * graphs + repeated  # all steps run, with and without the timer
+
+
+def test_a_worker_imports_from_here_only_where_gac_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["/elsewhere"])
+    assert worker_command(None) == [sys.executable, "-P", "-m", "gac.evaluation.engines.vllm_engine"]
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert worker_command("python3") == ["python3", "-m", "gac.evaluation.engines.vllm_engine"]

@@ -1,8 +1,9 @@
-"""Whole models timed in turns, with a fake timer, and their predictions."""
+"""Whole models timed in turns, with a fake timer, and their predictions, from a made-up table."""
 
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,35 +13,44 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from gac.allocation.decide import SLACK
+from gac.allocation.latencies import Timing, summed_attention
 from gac.core.errors import GacError, ModelError, ProfileError
 from gac.core.workloads import Workload
 from gac.evaluation import latency
-from gac.evaluation.bench import PARTS, Bench, in_groups, predicted_latency, shares, without
+from gac.evaluation.bench import PARTS, Bench, Result, in_groups, predicted_latency, shares, without
+from gac.evaluation.latency import Spread, Timed
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant, weight_bytes, without_gemms
 from gac.evaluation.versions import (
     DEFAULT,
     DENSE,
+    FASTEST,
     FASTEST_IN_SCHEMES,
+    FOR_ONE,
     FUSED,
     PLAIN,
     UNALIGNED,
     Planner,
     Version,
     fastest_in_schemes,
+    fastest_versions,
     scheme_versions,
     versions_at,
     with_head,
 )
+from gac.forms import form_named
 from gac.forms.planned_sites import fuse_sites
 from gac.measurement.curve_library import CurveLibrary
-from gac.models.shapes import Shapes
+from gac.models.families import family_of
+from gac.models.shapes import SHAPES, Shapes
 from gac.plan.plan import WeightChoice
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Measurement, Point
+from gac.profiling.sweeps.collectives import collective_points
 from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.timing.sampling import Batch
 from gac.runtime.plain.modeling_gac import SkippedBlock
 from gac.runtime.storage.modules import stored_modules
+from tests.allocation.test_latencies import table
 from tests.headers import make_profile
 
 SMALL = Shapes("llama", 256, 768, 2, 8, 4, 32, 512)
@@ -157,9 +167,7 @@ def test_what_cannot_be_timed_is_refused(model: PreTrainedModel) -> None:
         CurveLibrary.load().head_of(SMALL, "w4a16")
 
 
-def test_variants_have_the_dims_and_bytes_of_their_plans_and_share_the_rest(
-    planner: Planner, versions: dict[str, Version], model: PreTrainedModel
-) -> None:
+def test_variants_are_those_of_their_plans(planner: Planner, versions: Any, model: PreTrainedModel) -> None:
     copied = variant(model, versions[UNALIGNED].choices)
     assert (weight_bytes(model) - weight_bytes(copied)) // 4 == planner.problem.params - versions[UNALIGNED].params
     assert copied.get_input_embeddings().weight is model.get_input_embeddings().weight
@@ -234,7 +242,13 @@ def test_versions_keep_the_budget_and_only_padding_adds_to_it(planner: Planner, 
     assert all(choice.dim % 64 == 0 for choice in padded if choice.form == "low_rank")
 
 
-def test_every_version_runs_once_a_round_in_random_order() -> None:
+def test_noise_takes_more_rounds_and_late_rounds_are_repeated() -> None:
+    generator = np.random.default_rng(0)
+    samples = latency.interleaved(lambda order: Batch(list(generator.uniform(50, 150, len(order))), 1980), 2)
+    assert len(samples) == latency.MAX_ROUNDS
+    late = iter([False, *[True, False] * latency.MAX_ROUNDS])
+    samples = latency.interleaved(lambda order: Batch([200.0 if (slow := next(late)) else 100.0], 1980, slow), 1)
+    assert (samples == 100.0).all()
     orders: list[list[int]] = []
 
     def run_round(order: Sequence[int]) -> Batch:
@@ -248,15 +262,6 @@ def test_every_version_runs_once_a_round_in_random_order() -> None:
     assert len(samples) == latency.MIN_ROUNDS
 
 
-def test_noise_takes_more_rounds_and_late_rounds_are_repeated() -> None:
-    generator = np.random.default_rng(0)
-    samples = latency.interleaved(lambda order: Batch(list(generator.uniform(50, 150, len(order))), 1980), 2)
-    assert len(samples) == latency.MAX_ROUNDS
-    late = iter([False, *[True, False] * latency.MAX_ROUNDS])
-    samples = latency.interleaved(lambda order: Batch([200.0 if (slow := next(late)) else 100.0], 1980, slow), 1)
-    assert (samples == 100.0).all()
-
-
 def test_the_dense_model_is_predicted_as_it_is_measured() -> None:
     reduced = {"neurons": (0.5, latency.Spread(15.0, 0, 9)), "heads": (0.75, latency.Spread(19.0, 0, 9))}
     full = dict.fromkeys(PARTS, 1.0)
@@ -264,9 +269,7 @@ def test_the_dense_model_is_predicted_as_it_is_measured() -> None:
     assert predicted_latency(100.0, 20.0, 0.0, reduced, full | {"neurons": 0.5, "heads": 0.5}) == 13.0
 
 
-def test_a_bench_times_every_version_with_the_dense_models(
-    planner: Planner, versions: dict[str, Version], model: PreTrainedModel
-) -> None:
+def test_a_bench_times_every_version(planner: Planner, versions: Any, model: PreTrainedModel) -> None:
     timed = list(versions.values())[:4]
     results = list(bench_of(planner, model).run(timed, PREFILL))
     assert [result.timed.name for result in results] == [PLAIN, DENSE, FUSED, *(version.name for version in timed)]
@@ -283,3 +286,56 @@ def test_groups_are_as_large_as_there_is_room(room: float, sizes: list[int], ver
 def test_timing_needs_a_gpu() -> None:
     with pytest.raises(ProfileError, match="no CUDA device"):
         latency.GraphTimer()
+
+
+NAME = "decode:1@32768"
+GPUS, LONG = 4, Workload.parse("decode:1@1024")
+TIMED, REST = Timed("dense", NAME, Spread(5e7, 0, 9), 1.0, 10**9), Spread(3e7, 0, 9)
+
+
+def test_latents_are_predicted_by_the_attention_that_they_change() -> None:
+    """GEMMs are scaled as the dense model's; dense attention is part of what is timed without GEMMs."""
+    workloads = (Workload.parse(NAME),)
+    sites = family_of(SHAPES["llama-3-8b"]).sites(SHAPES["llama-3-8b"])
+    timing = Timing(table(model_points("llama-3-8b", workloads, forms=("latent:1",))), workloads)
+    plain = [
+        WeightChoice(weight, "dense", form_named("dense").full(weight)) for site in sites for weight in site.weights
+    ]
+    latents = [WeightChoice(each.weight, "latent:1", 64) if each.weight.cached else each for each in plain]
+    before, after = (summed_attention(timing, choices, NAME) for choices in (plain, latents))
+    assert 0 < after < before
+    gemms, fewer = 10**7, 9 * 10**6
+    dense = Version("dense", tuple(plain), True, 0.0, {NAME: gemms + before})
+    ours = Version("ours", tuple(latents), True, 0.0, {NAME: fewer + after})
+    model: Any = SimpleNamespace(dtype=torch.bfloat16)
+    timer: Any = None
+    bench = Bench(model, sites, timing, (dense,) * 3, timer)
+
+    def result(version: Version) -> Result:
+        return bench._result(version, TIMED, {True: TIMED, False: TIMED}, {None: REST}, {})
+
+    assert result(dense).predicted_ns == result(dense).sum_ns == 5e7
+    assert result(ours).predicted_ns == pytest.approx(3e7 + 2e7 * fewer / gemms + after - before)
+    assert result(ours).sum_ns == 5e7 - (gemms - fewer) + after - before
+    saved = dense.bytes - ours.bytes + 2 * 32768 * (dense.kv_numbers - ours.kv_numbers)
+    assert (result(dense).planned_bytes, result(ours).planned_bytes) == (10**9, 10**9 - saved)
+    for other in ({"gpus": 2}, {"compiled": True}, {"table_ns": {NAME: None}}):
+        assert result(replace(ours, **other)).predicted_ns is None
+
+
+@pytest.fixture(scope="module")
+def split_planner() -> Planner:
+    name, runs = "llama-3-8b", [LONG]
+    points = [point for gpus in (1, GPUS) for point in model_points(name, runs, gpus=gpus)]
+    points += [*fused_points(name, runs, gpus=GPUS), *collective_points(GPUS, runs)]
+    return planner_of_shapes(name, runs, table(dict.fromkeys(points)), layers=1, gpus=GPUS)
+
+
+@pytest.mark.slow
+def test_versions_for_several_gpus(split_planner: Planner) -> None:
+    versions = {version.name: version for version in versions_at(split_planner, 0.7)}
+    assert {versions[name].gpus for name in (UNALIGNED, "uniform", DEFAULT + FOR_ONE)} == {1}
+    assert versions[DEFAULT].gpus == versions["pad 64"].gpus == split_planner.dense(fused=True).gpus == GPUS
+    split, alone = fastest_versions(split_planner, 0.7, LONG, 0.7)
+    assert (split.name, split.gpus, alone.name, alone.gpus) == (FASTEST, GPUS, FASTEST + FOR_ONE, 1)
+    assert max(split.loss, alone.loss) <= 0.7

@@ -1,4 +1,4 @@
-"""Perplexity and divergence by one protocol."""
+"""Perplexity and divergence by one protocol, and several models measured alike."""
 
 import copy
 import math
@@ -10,15 +10,23 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gac.core.errors import ModelError, TextError
+import gac
+from gac.core.errors import CheckpointError, GacError, ModelError, TextError
+from gac.evaluation import evaluate
 from gac.evaluation.perplexity import compare_models, divergence, perplexity, take_sample
+from tests.small_pipeline import Small
 
 
 @pytest.fixture
-def other_model(tiny_config: LlamaConfig) -> LlamaForCausalLM:
-    """The tiny model with other random weights."""
-    torch.manual_seed(1)
-    return LlamaForCausalLM(tiny_config).eval()
+def long(tiny_config: LlamaConfig) -> Any:
+    """Models of 2,048 positions, by their seed."""
+
+    def make(seed: int) -> LlamaForCausalLM:
+        torch.manual_seed(seed)
+        tiny_config.max_position_embeddings = 2048
+        return LlamaForCausalLM(tiny_config).eval()
+
+    return make
 
 
 def headed(tokenizer: Any, text: str, windows: int, length: int) -> torch.Tensor:
@@ -30,11 +38,8 @@ def headed(tokenizer: Any, text: str, windows: int, length: int) -> torch.Tensor
 
 
 @pytest.mark.parametrize(("windows", "length"), [(4, 32), (1, 1300)])  # long windows are summed in parts
-def test_perplexity_is_the_mean_over_the_predicted_tokens(
-    windows: int, length: int, tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str
-) -> None:
-    tiny_config.max_position_embeddings = 2048
-    tiny_model = LlamaForCausalLM(tiny_config).eval()
+def test_perplexity_is_the_mean(windows: int, length: int, long: Any, tiny_tokenizer: Any, prose: str) -> None:
+    tiny_model = long(0)
     measured = perplexity(tiny_model, tiny_tokenizer, prose, windows=windows, length=length)
     ids = headed(tiny_tokenizer, prose, windows, length)
     with torch.no_grad():
@@ -68,22 +73,16 @@ def test_every_module_gets_its_own_mode_back(tiny_model: LlamaForCausalLM, tiny_
     assert [module.training for module in tiny_model.modules()] == before
 
 
-def test_the_window_that_is_not_finite_is_named(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
+def test_what_has_no_perplexity(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
+    with pytest.raises(TextError, match="windows of 1 tokens; expected at least 2: the first is not predicted"):
+        perplexity(tiny_model, tiny_tokenizer, prose, length=1)
+    with pytest.raises(ModelError, match="windows of 1,024 tokens for a model of 512 positions"):
+        perplexity(tiny_model, tiny_tokenizer, prose)
     rare = tiny_tokenizer("z", add_special_tokens=False)["input_ids"][0]
     with torch.no_grad():
         tiny_model.model.embed_tokens.weight[rare] = float("nan")
     with pytest.raises(ModelError, match="the loss of window 3 is nan"):
         perplexity(tiny_model, tiny_tokenizer, "a b c d e f z h ", length=5, batch=3)
-
-
-def test_windows_that_cannot_be_measured(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
-    with pytest.raises(TextError, match="windows of 1 tokens; expected at least 2: the first is not predicted"):
-        perplexity(tiny_model, tiny_tokenizer, prose, length=1)
-    with pytest.raises(ModelError, match="windows of 1,024 tokens for a model of 512 positions"):
-        perplexity(tiny_model, tiny_tokenizer, prose)
-
-
-def test_a_perplexity_that_no_float_can_hold(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
     torch.nn.init.zeros_(tiny_model.lm_head.weight)
     tiny_model.lm_head.bias = torch.nn.Parameter(torch.zeros(258))
     with torch.no_grad():
@@ -92,12 +91,9 @@ def test_a_perplexity_that_no_float_can_hold(tiny_model: LlamaForCausalLM, tiny_
         perplexity(tiny_model, tiny_tokenizer, "a b c d e f", length=4)
 
 
-def test_published_perplexities_have_a_bos_at_the_head_of_the_text(
-    tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_published_perplexities_have_a_bos_first(long: Any, tiny_tokenizer: Any, prose: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [{"text": prose}, {"text": prose}])
-    tiny_config.max_position_embeddings = 2048
-    model = LlamaForCausalLM(tiny_config).eval()
+    model = long(0)
     measured = perplexity(model, tiny_tokenizer, "wikitext2", windows=2)
     full = tiny_tokenizer(f"{prose}\n\n{prose}", return_tensors="pt")["input_ids"][0].unfold(0, 2048, 2048)
     ids = full[[0, len(full) // 2]]
@@ -119,14 +115,8 @@ def test_another_models_tokenizer_is_refused(tiny_config: LlamaConfig, tiny_toke
 
 # A batch that does not divide the windows; a window so long that it is compared in parts.
 @pytest.mark.parametrize(("batch", "windows", "length"), [(2, 3, 32), (1, 1, 1300)])
-def test_divergence_is_the_mean_over_the_tokens(
-    batch: int, windows: int, length: int, tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str
-) -> None:
-    tiny_config.max_position_embeddings = 2048
-    models = []
-    for seed in range(2):
-        torch.manual_seed(seed)
-        models.append(LlamaForCausalLM(tiny_config).eval())
+def test_divergence_is_the_mean(batch: int, windows: int, length: int, long: Any, tiny_tokenizer: Any, prose: str):
+    models = [long(0), long(1)]
     result = divergence(*models, tiny_tokenizer, prose, windows=windows, length=length, batch=batch)
     shaped = headed(tiny_tokenizer, prose, windows, length)
     with torch.no_grad():
@@ -135,19 +125,15 @@ def test_divergence_is_the_mean_over_the_tokens(
     assert result.top1 == pytest.approx(float((log_p.argmax(-1) == log_q.argmax(-1)).double().mean()))
 
 
-def test_both_perplexities_come_out_of_the_same_pass(
-    tiny_model: LlamaForCausalLM, other_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str
-) -> None:
+def test_both_perplexities_come_out_of_the_same_pass(long: Any, tiny_tokenizer: Any, prose: str) -> None:
+    tiny_model, other_model = long(0), long(1)
     sample = take_sample(tiny_tokenizer, prose, 2, 32)
     ours, reference, _ = compare_models(tiny_model, other_model, sample)
     assert ours == perplexity(tiny_model, tiny_tokenizer, prose, windows=2, length=32)
     assert reference == perplexity(other_model, tiny_tokenizer, prose, windows=2, length=32)
 
 
-def test_models_of_other_tokens_are_refused(
-    tiny_model: LlamaForCausalLM, tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str
-) -> None:
-    tiny_config = copy.deepcopy(tiny_config)
+def test_models_of_other_tokens_are_refused(tiny_model: Any, tiny_config: Any, tiny_tokenizer: Any, prose: str) -> None:
     tiny_config.vocab_size = 300
     with pytest.raises(ModelError, match="models of 258 and 300 tokens"):
         divergence(tiny_model, LlamaForCausalLM(tiny_config), tiny_tokenizer, prose, windows=1, length=16)
@@ -155,3 +141,54 @@ def test_models_of_other_tokens_are_refused(
     wide.lm_head = torch.nn.Linear(wide.config.hidden_size, 264, bias=False)  # its config says 258
     with pytest.raises(ModelError, match="models of 264 and 258 tokens"):
         divergence(wide, tiny_model, tiny_tokenizer, prose, windows=1, length=16)
+
+
+def test_a_model_is_its_directory(tiny_model: Any, tiny_tokenizer: Any, directory: Path, prose: str) -> None:
+    evaluation = gac.evaluate([tiny_model, directory], text=prose, windows=2, length=32, tokenizer=tiny_tokenizer)
+    loaded, saved = evaluation.models
+    expected = gac.perplexity(tiny_model, tiny_tokenizer, prose, windows=2, length=32)
+    assert loaded.perplexity == saved.perplexity == expected
+    assert (saved.name, saved.dtype) == (str(directory), "float32")
+    assert saved.parameters == sum(parameter.numel() for parameter in tiny_model.parameters())
+
+
+def test_several_texts_are_measured_alike(directory: Path, prose: str) -> None:
+    how: dict[str, Any] = {"against": directory, "windows": 2, "length": 32}
+    other = "0123 + 456 = 579; " * 20
+    both = gac.evaluate(directory, text=prose, also=[[other]], **how)
+    [model] = both.models
+    for number, text in enumerate((prose, [other])):
+        alone = gac.evaluate(directory, text=text, **how)
+        assert model.texts[number].perplexity == alone.models[0].perplexity
+        assert model.texts[number].divergence == alone.models[0].divergence
+        assert both.against is not None
+        assert both.against.texts[number].perplexity == model.texts[number].perplexity
+        assert both.log_ratio(model, number) == 0
+    without = gac.evaluate([directory, str(directory)], text=prose, also=[[other]], kl=False, **how)
+    assert [text.perplexity for text in without.models[1].texts] == [text.perplexity for text in model.texts]
+    assert (without.models[0].divergence, without.against) == (None, both.against)
+
+
+def test_a_text_that_is_too_short_is_refused_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gac.evaluation.evaluate.open_model", None)
+    with pytest.raises(TextError, match="1 document given in memory has 9 tokens for evaluation"):
+        gac.evaluate(directory, text="too short")
+
+
+def test_a_plan_that_cannot_be_read_is_refused_at_once(small: Small, prose: str, monkeypatch: Any) -> None:
+    model: Any = small.compress(small.allocate(0.7))
+    del vars(model)["_gac_plan"]
+    model.gac_files = {"plan.json": "{}"}
+    monkeypatch.delattr(evaluate, "perplexity_on")
+    with pytest.raises(CheckpointError, match=r"plan\.json"):
+        gac.evaluate(model, text=prose, windows=2, length=32, tokenizer=small.tokenizer)
+
+
+def test_nothing_to_measure(directory: Path, tmp_path: Path, prose: str) -> None:
+    for models, text, problem in (
+        ([], "wiki-sample", "no model"),
+        (["m"], None, "no text and no tasks"),
+        ([directory, tmp_path / "none"], prose, "none': no such directory"),
+    ):
+        with pytest.raises(GacError, match=problem):
+            gac.evaluate(models, text=text)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gac.core.errors import GacError, PlanError, ProfileError
+from gac.core.errors import PlanError, ProfileError
 from gac.core.untrusted import UnsafeJsonError, parse_strictly
 from gac.plan.plan import Plan
 from gac.profiling.table import Profile
@@ -115,36 +115,24 @@ WRONG: dict[str, list[tuple[bytes, str]]] = {
     ids=[case[1][:40] for all_of_it in WRONG.values() for case in all_of_it],
 )
 def test_a_file_that_cannot_be_is_refused(target: str, data: bytes, message: str) -> None:
-    with pytest.raises(GacError) as caught:
+    with pytest.raises({"plan": PlanError, "profile": ProfileError}[target], match=f"^{re.escape(message)}"):
         TARGETS[target](data)
-    assert type(caught.value) is {"plan": PlanError, "profile": ProfileError}[target]
-    assert str(caught.value).startswith(message)
+
+
+LARGE = '{"models": [{"log_ratio": 1, "predicted": 1e308}]}'
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[" * 100_000, "report r.json cannot be read: Invalid JSON: maximum recursion depth exceeded"),
-        (
-            '{"models": [{"log_ratio": 1' + "0" * 400 + ', "predicted": 1}]}',
-            "report r.json cannot be read: log_ratio: an integer beyond 2**62",
-        ),
-        (
-            '{"models": [{"log_ratio": NaN, "predicted": 1}]}',
-            "report r.json cannot be read: log_ratio: nan, which is no finite number",
-        ),
-        (
-            '{"models": [{"log_ratio": 1, "predicted": 1e308}]}',
-            "r: predicted 1e+308, measured 1.0; expected finite losses",
-        ),
+        (LARGE, "r: predicted 1e+308, measured 1.0; expected finite losses"),
         ("0," * 2_000_001, "report r.json cannot be read: 2,000,001 commas, more than 2,000,000"),
         ("\udcff", "report r.json cannot be read: Invalid JSON: 'utf-8' codec can't decode byte 0xff"),
     ],
-    ids=["levels", "digits", "nan", "large", "commas", "bytes"],
+    ids=["levels", "large", "commas", "bytes"],
 )
-def test_a_report_that_cannot_be_is_refused(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_that_cannot_be_is_refused(text: str, message: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     Path("r.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert message in refused("plot", "prediction", "r.json", "-o", "x.png")
@@ -189,12 +177,9 @@ def test_many_lines_about_few_rows_are_read_in_time(tmp_path: Path) -> None:
     assert run_limited(code, tmp_path / "p.jsonl") == (0, "40000 40000 200000\n", "")
 
 
-def test_what_never_ends_is_not_read_to_the_end() -> None:
+def test_what_never_ends_and_a_profile_of_a_terabyte_are_not_read_to_the_end(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="plan /dev/zero is larger than 268,435,456 bytes"):
         Plan.load("/dev/zero")
-
-
-def test_a_profile_of_a_terabyte_without_a_line_is_not_read_to_the_end(tmp_path: Path) -> None:
     with (tmp_path / "p.jsonl").open("wb") as file:
         file.truncate(2**40)  # takes no room on the disk
     with pytest.raises(ProfileError, match=r"p\.jsonl:1: a line of over 1,048,576 bytes"):
@@ -227,6 +212,8 @@ def test_the_fuzzer_runs(tmp_path: Path) -> None:
         ('{"a": 4611686018427387904, "b": -4611686018427387904}', None),
         ('{"a": 0.00012345678901234567, "b": "12345678901234567890"}', None),
         ('{"a":\n\t4611686018427387905}', "a: an integer beyond 2**62"),
+        ('{"a": 1' + "0" * 400 + "}", "a: an integer beyond 2**62"),
+        ('{"a": NaN}', "a: nan, which is no finite number"),
         ('[{"a": 1, "b": 2, "a": 1}]', "the key 'a' is there twice"),
         ('{"a": "\\u001b"}', "'a' holds a control character: '\\x1b'"),
         ('{"a": "' + "x" * 65537 + '"}', "a: a string of 65,537 characters"),

@@ -83,14 +83,11 @@ def curves_of(**wholes: WholeModelLoss) -> LossCurves:
     return LossCurves(latents | few | other, wholes={name.replace("_", ":"): loss for name, loss in wholes.items()})
 
 
-def test_the_whole_model_passes_through_what_was_measured_and_never_falls() -> None:
+def test_a_choice_loses_what_its_latents_lose_together() -> None:
     assert [WHOLE.ratio(total) for total in (0.1, 1.0, 2.0, 4.0, 100.0)] == pytest.approx([1, 1, 2, 4, 4])
     uneven = WholeModelLoss("latent", (0.01, 0.1, 0.4), (0.05, 0.05, 0.9))
     sums = np.geomspace(1e-4, 10, 200)
     assert (np.diff([total * uneven.ratio(total) for total in sums]) >= -1e-12).all()
-
-
-def test_a_choice_loses_what_its_latents_lose_together() -> None:
     curves = curves_of(latent=WHOLE, latent_int8=WHOLE)
     both = [("latent", "k", 3), ("latent", "v", 3), ("low_rank", "q", 1)]
     assert curves.beyond_sum(both) == pytest.approx(2 * 2 - 2)

@@ -136,7 +136,7 @@ def test_kernels_that_take_one_gradient_at_a_time(tiny_model: Any, monkeypatch: 
             assert torch.allclose(tensor, due[layer].tensors[name], rtol=1e-4), name
 
 
-def test_nothing_else_changes(tiny_model: Any) -> None:
+def test_they_are_kept_apart_and_nothing_else_changes(tiny_model: Any, tmp_path: Path) -> None:
     sites = sites_of(tiny_model)
     with_them, without = (dict(stream_moments(run_of(tiny_model, asked=asked), sites)) for asked in (True, False))
     for layer, moments in without.items():
@@ -148,9 +148,6 @@ def test_nothing_else_changes(tiny_model: Any) -> None:
         assert {name.partition("/")[0] for name in extra} == {"attended-inputs", "attended-gradients"}
     assert not any(module._forward_hooks for module in tiny_model.modules())
     assert all(layer.self_attn.config is tiny_model.config for layer in tiny_model.model.layers)
-
-
-def test_they_are_kept_apart_from_moments_without_them(tiny_model: Any, tmp_path: Path) -> None:
     sites = sites_of(tiny_model)
     dict(stream_moments(run_of(tiny_model, tmp_path, asked=False), sites))
     first = moments_of(tiny_model, tmp_path)
@@ -212,16 +209,12 @@ def test_an_attention_that_mixes_otherwise_is_refused(tiny_model: Any) -> None:
         moments_of(tiny_model)
 
 
-def test_an_attention_that_cannot_be_heard_is_refused(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attended._Listening, "attended", lambda *_: None)
-    with pytest.raises(ModelError, match="attention interface"):
-        moments_of(tiny_model)
-
-
-def test_a_statistic_that_is_not_finite_is_refused(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: attended.AttendedSums) -> dict[str, Tensor]:
-        return {name: torch.full(shape, torch.inf) for name, shape in self.shapes.items()}
-
-    monkeypatch.setattr(attended.AttendedSums, "means", broken)
-    with pytest.raises(ModelError, match=r"attended-.* of layer 1 is not finite"):
-        moments_of(tiny_model)
+def test_what_cannot_be_heard_and_what_is_not_finite_are_refused(tiny_model: Any, monkeypatch: Any) -> None:
+    infinite = lambda sums: {name: torch.full(shape, torch.inf) for name, shape in sums.shapes.items()}  # noqa: E731
+    for owner, name, broken, message in (
+        (attended.AttendedSums, "means", infinite, r"attended-.* of layer 1 is not finite"),
+        (attended._Listening, "attended", lambda *_: None, "attention interface"),
+    ):
+        monkeypatch.setattr(owner, name, broken)
+        with pytest.raises(ModelError, match=message):
+            moments_of(tiny_model)

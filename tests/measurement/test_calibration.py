@@ -1,19 +1,31 @@
-"""Statistics of layers: what is kept of them, and what when a run is cut short."""
+"""Statistics and factors of layers: what is kept of them and read again, and what when a run is cut short."""
 
 import copy
+import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gac.core.errors import ModelError
-from gac.measurement import calibration
+from gac.core.errors import ModelError, StatisticsError
+from gac.core.linalg import add_square, eigh, mirrored, packed, unpacked
+from gac.forms import FORMS
+from gac.forms.decomposition import decompose
+from gac.forms.low_rank.torch import every_rank
+from gac.forms.narrow.elimination import eliminate, last_to_go
+from gac.measurement import calibration, curves
 from gac.measurement.calibration import LayerMoments, stream_moments, stream_second
+from gac.measurement.curves import fit_layers, measure_curves
 from gac.measurement.layerwise import LayerwiseBackward
-from gac.measurement.store import StatisticsStore
+from gac.measurement.store import StatisticsStore, background_writer
+from gac.models.families import family_of
+from gac.testing.models import tiny_config
 from tests.measurement.runs import WINDOWS, run_of, sites_of
 
 
@@ -29,50 +41,50 @@ def snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "LAYER_BYTES", 0)
 
 
-def test_the_loss_is_the_models_own(tiny_model: LlamaForCausalLM) -> None:
+@pytest.fixture
+def layers_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The layers that gradients went through."""
+    ran, through = list[int](), LayerwiseBackward.through
+    monkeypatch.setattr(LayerwiseBackward, "through", lambda self, at, tick: ran.append(at) or through(self, at, tick))
+    return ran
+
+
+def test_the_loss_is_the_models_own_and_the_model_is_left_as_it_was(tiny_model: LlamaForCausalLM) -> None:
     with torch.no_grad():
         expected = tiny_model(WINDOWS, labels=WINDOWS).loss.item()
     found = dict(stream(tiny_model))
     assert {moments.loss for moments in found.values()} == {found[0].loss}
     assert found[0].loss == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_model_is_left_as_it_was(tiny_model: LlamaForCausalLM) -> None:
     dict(stream(tiny_model.train()))
     assert tiny_model.training
     assert all(parameter.requires_grad and parameter.grad is None for parameter in tiny_model.parameters())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in tiny_model.modules())
 
 
-def test_finished_layers_are_read_back_and_not_measured(
-    tiny_model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_layers_are_read_back(tiny_model: LlamaForCausalLM, tmp_path: Path, monkeypatch: Any) -> None:
     first = dict(stream(tiny_model, tmp_path))
     monkeypatch.setattr(calibration, "_measure", lambda *_: pytest.fail("measured again"))
     again = dict(stream(tiny_model, tmp_path))
     assert all(torch.equal(again[0].tensors[name], tensor) for name, tensor in first[0].tensors.items())
 
 
-def test_an_interrupted_calibration_goes_on_below_the_last_finished_layer(
-    tiny_config: LlamaConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: None
-) -> None:
+@pytest.mark.usefixtures("snapshots")
+def test_an_interrupted_calibration_goes_on(tiny_config: LlamaConfig, tmp_path: Path, layers_run: list[int]) -> None:
     tiny_config.num_hidden_layers = 5
     model, store = LlamaForCausalLM(tiny_config).eval(), StatisticsStore(tmp_path)
     whole = dict(stream(model))
     begun = stream(model, tmp_path)
     assert [next(begun)[0] for _ in range(3)] == [4, 3, 2]
     begun.close()
-    ran, through = [], LayerwiseBackward.through
-    monkeypatch.setattr(LayerwiseBackward, "through", lambda self, at, tick: ran.append(at) or through(self, at, tick))
+    layers_run.clear()
     resumed = dict(stream(model, tmp_path, below=3))
-    assert ran == [2, 1, 0]  # the boundary below layer 3 was the last to be written
+    assert layers_run == [2, 1, 0]  # the boundary below layer 3 was the last to be written
     assert not store.boundary.exists()
     assert all(torch.equal(resumed[1].tensors[name], tensor) for name, tensor in whole[1].tensors.items())
 
 
-def test_a_boundary_below_a_layer_that_is_wanted_is_not_used(
-    tiny_model: LlamaForCausalLM, tmp_path: Path, snapshots: None
-) -> None:
+@pytest.mark.usefixtures("snapshots")
+def test_a_boundary_below_a_wanted_layer_is_not_used(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     store = StatisticsStore(tmp_path)
     begun = stream(tiny_model, tmp_path)
     next(begun), next(begun)
@@ -148,21 +160,126 @@ def test_layers_meet_whichever_of_them_are_kept(pair: Pair, dense: tuple[int, ..
     assert same(dict(again), whole)
 
 
-def test_an_interrupted_run_goes_on_in_both_models(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_goes_on_in_both(pair: Pair, layers_run: list[int], request: pytest.FixtureRequest) -> None:
     whole = dict(pair.stream())
     for store in pair.stores:
         for layer in range(4):
             store.path("layer", layer).unlink()
-    monkeypatch.setattr(calibration, "SNAPSHOT_SECONDS", -1.0)
-    monkeypatch.setattr(calibration, "LAYER_BYTES", 0)
+    request.getfixturevalue("snapshots")
     stream = pair.stream()
     begun = [next(stream) for _ in range(3)]
     stream.close()
     assert [layer for layer, _ in begun] == [3, 2, 1]
     assert all(store.boundary.exists() for store in pair.stores)
-    ran, through = [], LayerwiseBackward.through
-    monkeypatch.setattr(LayerwiseBackward, "through", lambda self, at, tick: ran.append(at) or through(self, at, tick))
+    layers_run.clear()
     pair.sites = tuple(site for site in pair.sites if site.layer < 2)
     assert same(dict(pair.stream()), {layer: whole[layer] for layer in (0, 1)})
-    assert ran == [1, 1, 0, 0]  # the boundary below layer 2 was the last to be written, in both
+    assert layers_run == [1, 1, 0, 0]  # the boundary below layer 2 was the last to be written, in both
     assert not any(store.boundary.exists() for store in pair.stores)
+
+
+SITES = family_of(tiny_config()).sites(tiny_config())
+NARROW = FORMS.get("narrow")
+VALUE = next(weight for site in SITES for weight in site.weights if site.layer == 1 and weight.values == "out")
+
+
+@pytest.mark.parametrize("size", [1, 512, 1300])
+def test_a_packed_matrix_comes_back(size: int) -> None:
+    rows = torch.randn(8, size)
+    matrix = rows.T @ rows
+    matrix = (matrix + matrix.T) / 2
+    assert packed(matrix).numel() <= (size + 512) * size // 2 + 512 * 512
+    assert torch.equal(unpacked(packed(matrix), size), matrix)
+
+
+def test_eigenvectors_that_do_not_converge_are_found_by_another_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(20, 12, dtype=torch.float64)
+    values, vectors = eigh(rows.T @ rows)
+
+    monkeypatch.setattr(torch.linalg, "eigh", Mock(side_effect=torch.linalg.LinAlgError("failed to converge")))
+    again, others = eigh(rows.T @ rows)
+    assert torch.allclose(again, values)
+    assert torch.allclose((others.T @ vectors).abs(), torch.eye(12, dtype=torch.float64), atol=1e-8)
+
+
+@pytest.mark.parametrize(("size", "kind"), [(1, torch.float64), (128, torch.float32), (300, torch.float64)])
+def test_squares_are_summed_whole(size: int, kind: torch.dtype) -> None:
+    parts = torch.randn(2, 8, size)
+    total = torch.zeros(size, size, dtype=kind)
+    for rows in parts:
+        add_square(total, rows)
+    whole = mirrored(total)
+    assert torch.equal(whole, whole.T)
+    assert torch.allclose(whole.double(), sum(rows.T.double() @ rows.double() for rows in parts), atol=1e-5)
+
+
+def test_the_factors_are_those_of_the_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    run = run_of(tiny_model, tmp_path)
+    measure_curves(run, SITES)
+    kept, moments = fit_layers(run, SITES), dict(stream_moments(run, SITES))
+    down = SITES[-1].weights[2]
+    of_down = moments[1].of(down, run.method.pooled)
+    matrix, metric = tiny_model.get_submodule(down.name).weight, run.method.metric(of_down)
+    second, first = every_rank(kept[1].artifacts, down)
+    expected = decompose(matrix, metric).factors(9)
+    assert torch.allclose(second[:, :9] @ first[:9], (expected[0] @ expected[1]).float(), atol=1e-6)
+    order = kept[1].artifacts.of(NARROW, "order", down)
+    assert torch.equal(last_to_go(order, 50), last_to_go(eliminate(matrix, metric).order, 50))
+    assert torch.allclose(kept[1].artifacts.moments(down).inputs, of_down.inputs, rtol=1e-5)
+
+
+def test_the_first_layer_tells_what_all_take(tiny_model: LlamaForCausalLM, monkeypatch: Any, caplog: Any) -> None:
+    now, fit_layer = [0.0], curves.fit_layer
+
+    def in_a_minute(*args: Any) -> Any:
+        now[0] += 60
+        return fit_layer(*args)
+
+    monkeypatch.setattr(curves, "fit_layer", in_a_minute)
+    monkeypatch.setattr(curves, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    caplog.set_level(logging.INFO, "gac")
+    fit_layers(replace(run_of(tiny_model), progress=True), SITES)
+    assert "then the layers are decomposed, and the first one shows how long that takes" in caplog.text
+    assert caplog.text.count("decomposing 2 layers, in all their forms: about 2.0 minutes") == 1
+    caplog.clear()
+    fit_layers(run_of(tiny_model), SITES)
+    assert not caplog.records
+
+
+def test_folding_keeps_the_moments_of_values_and_the_models_dtype(tiny_model: LlamaForCausalLM) -> None:
+    fit = fit_layers(run_of(tiny_model.to(torch.bfloat16), method="palu-fold"), SITES)[1]
+    assert fit.artifacts.moments(VALUE).inputs.shape == (VALUE.in_features, VALUE.in_features)
+    assert fit.artifacts.moments(VALUE).inputs.dtype == torch.float32
+    assert f"latent:1/{VALUE.name}" not in fit.losses
+    assert {factor.dtype for factor in every_rank(fit.artifacts, SITES[-1].weights[0])} == {torch.bfloat16}
+
+
+def test_kept_layers_are_not_measured_but_where_factors_are_gone(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    store = StatisticsStore(tmp_path)
+    first = measure_curves(run_of(tiny_model, tmp_path), SITES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curves, "stream_moments", lambda *_: pytest.fail("measured again"))
+        again = measure_curves(run_of(tiny_model, tmp_path), SITES)
+    assert again.dense_loss == first.dense_loss
+    assert again.curves.by_key.keys() == first.curves.by_key.keys()
+    store.path("factors-kfac-standard", 0).unlink()
+    assert list(fit_layers(run_of(tiny_model, tmp_path), SITES)) == [1, 0]
+    assert store.path("factors-kfac-standard", 0).exists()
+
+
+def test_what_cannot_be_written_is_said_and_tensors_wait_for_the_files_before_them(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StatisticsError, match=r"in it: .* File exists"), background_writer() as write:
+        write({tmp_path / "file" / "in it": {"one": torch.ones(1)}})
+
+    class Late(dict[str, torch.Tensor]):
+        """Says when its tensors are taken."""
+
+        def items(self) -> Any:
+            assert (tmp_path / "before").exists()
+            return super().items()
+
+    with background_writer() as write:
+        write({tmp_path / "before": {"many": torch.ones(10**6)}})
+        write({tmp_path / "after": Late(one=torch.ones(1))})
+    assert (tmp_path / "after").exists()

@@ -17,28 +17,20 @@ from gac.testing.methods import loss_of, statistics
 
 
 def test_the_best_rank_in_the_metric_beats_plain_svd_there() -> None:
-    weight = torch.randn(12, 20)
-    moments = statistics("plain", 12, 20)
+    weight, moments = torch.randn(12, 20), statistics("plain", 12, 20)
     metric = METHODS.get("kfac").metric(moments)
     ours = decompose(weight, metric).factors(4)
     plain = decompose(weight, METHODS.get("svd").metric(moments)).factors(4)
     assert loss_of(weight, ours[0] @ ours[1], metric) < loss_of(weight, plain[0] @ plain[1], metric)
 
 
-def test_statistics_of_zero_weigh_every_direction_alike() -> None:
-    weight = torch.randn(12, 20)
-    moments = statistics("nothing seen", 12, 20)
+def test_decompositions_of_statistics_that_are_zero_plain_and_not_finite() -> None:
+    weight, moments = torch.randn(12, 20), statistics("nothing seen", 12, 20)
     squared = torch.linalg.svdvals(weight.double()) ** 2
     loss = decompose(weight, METHODS.get("kfac").metric(moments)).curve.loss
     assert loss[5] == pytest.approx(FACTOR * float(squared[5:].sum()))
-
-
-def test_the_two_factors_share_the_scale() -> None:
     second, first = decompose(torch.randn(12, 20), METHODS.get("kfac").metric(statistics("plain", 12, 20))).factors(5)
     assert torch.allclose(second.norm(dim=0), first.norm(dim=1))
-
-
-def test_non_finite_statistics_are_refused() -> None:
     moments = replace(statistics("plain", 12, 20), inputs=torch.full((20, 20), torch.nan))
     with pytest.raises(ModelError, match=r"statistic is not finite"):
         decompose(torch.randn(12, 20), METHODS.get("kfac").metric(moments))
@@ -50,6 +42,11 @@ def test_asvd_scales_columns_by_their_activation() -> None:
     scale = moments.scale.double() ** 0.5
     u, s, vh = torch.linalg.svd(weight.double() * scale)
     assert torch.allclose(second @ first, (u[:, :4] * s[:4]) @ vh[:4] / scale)
+    moments.scale[3] = 0
+    metric = METHODS.get("asvd").metric(moments)
+    assert metric.inputs[3, 3] == moments.scale[moments.scale > 0].min().double()
+    moments.scale[:] = 0
+    assert torch.equal(METHODS.get("asvd").metric(moments).inputs, torch.eye(20, dtype=torch.float64))
 
 
 def test_a_parameter_is_part_of_the_name() -> None:
@@ -67,15 +64,6 @@ def test_a_parameter_out_of_range_is_refused(parameter: str) -> None:
     for method in ("asvd", "palu"):
         with pytest.raises(GacError, match=f"expected {method}:"):
             METHODS.get(f"{method}:{parameter}")
-
-
-def test_a_feature_that_never_fires_counts_as_the_weakest() -> None:
-    moments = statistics("plain", 12, 20)
-    moments.scale[3] = 0
-    metric = METHODS.get("asvd").metric(moments)
-    assert metric.inputs[3, 3] == moments.scale[moments.scale > 0].min().double()
-    moments.scale[:] = 0
-    assert torch.equal(METHODS.get("asvd").metric(moments).inputs, torch.eye(20, dtype=torch.float64))
 
 
 def test_the_curve_of_groups_is_the_sum_of_theirs() -> None:
@@ -117,22 +105,11 @@ def test_what_was_cross_fitted_is_priced_honestly() -> None:
     (priced, true), (honest, less) = (map(sum, zip(*rows, strict=True)) for rows in (plain, crossed))
     assert priced < 0.85 * true
     assert 0.95 < honest / less < 1.2
-
-
-def test_a_cross_fitted_moment_has_the_trace_of_the_whole_text_and_no_negative_eigenvalue() -> None:
     drawn = halves(1)
     crossed = drawn.cross_fitted()
     assert torch.allclose(crossed.trace(), drawn.mean().trace(), rtol=1e-5)
     assert torch.linalg.eigvalsh(crossed.double()).min() > 0
-
-
-def test_equal_halves_give_the_same_moment() -> None:
-    first = halves(1).first
-    assert torch.allclose(Halves(first, first.clone(), 0.5).cross_fitted(), first, atol=1e-5)
-
-
-def test_the_mean_counts_each_half_by_its_share() -> None:
-    drawn = halves(1)
+    assert torch.allclose(Halves(drawn.first, drawn.first.clone(), 0.5).cross_fitted(), drawn.first, atol=1e-5)
     assert torch.allclose(Halves(drawn.first, drawn.second, 0.75).mean(), 0.75 * drawn.first + 0.25 * drawn.second)
 
 

@@ -48,9 +48,7 @@ def windows_run(model: PreTrainedModel, seen: ModelRuns, factor: float) -> int:
     return len(calls)
 
 
-def test_windows_are_run_until_their_standard_error_is_small(
-    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_run_until_the_error_is_small(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = runs_of(model, WINDOWS)
     monkeypatch.setattr(runs, "SURE", 1e3)
     few = windows_run(model, seen, 30.0)
@@ -72,11 +70,8 @@ def test_many_windows_say_what_the_text_loses(model: PreTrainedModel, monkeypatc
     assert found == pytest.approx(max(0.0, after - before), rel=1e-3, abs=1e-6)
 
 
-def test_one_window_says_no_more_than_the_divergence(model: PreTrainedModel) -> None:
+def test_one_window_says_no_more_than_the_divergence_and_no_number_is_refused(model: PreTrainedModel) -> None:
     seen, modules = runs_of(model, WINDOWS[:1]), changed(model, 30.0)
     assert seen.lost(modules) == seen.divergence(modules) > 0
-
-
-def test_a_loss_that_is_not_finite_is_refused(model: PreTrainedModel) -> None:
     with pytest.raises(ModelError, match=NAME):
         runs_of(model, WINDOWS).lost(changed(model, float("nan")))

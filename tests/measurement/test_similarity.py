@@ -27,9 +27,7 @@ def compare(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> An
     return found
 
 
-def test_more_of_the_same_is_alike_and_other_letters_are_far(
-    compare: Any, prose: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_same_is_alike_and_other_letters_are_far(compare: Any, prose: str, caplog: Any) -> None:
     caplog.set_level(logging.INFO, "gac")
     assert compare([prose[4000:9000]]) == pytest.approx(1, abs=0.25)
     assert "(16 and 8 windows)" in caplog.text
@@ -39,9 +37,7 @@ def test_more_of_the_same_is_alike_and_other_letters_are_far(
     assert "1 document given in memory is unlike the calibration text (" in caplog.text
 
 
-def test_losses_are_the_dense_models(
-    compare: Any, tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_losses_are_the_dense_models(compare: Any, tiny_model: Any, tiny_tokenizer: Any, caplog: Any) -> None:
     caplog.set_level(logging.INFO, "gac")
     compare(["z y x " * 20])
     ids = tiny_tokenizer("z y x " * 20)["input_ids"][:64]
@@ -65,19 +61,13 @@ def test_the_same_text_is_refused(compare: Any, text_file: Path, tmp_path: Path)
             compare(str(check), f"{text_file}:4x64", seed=seed)
 
 
-def test_one_calibration_window_cannot_be_halved(compare: Any, prose: str, text_file: Path) -> None:
+def test_what_cannot_be_compared(compare: Any, tiny_model: LlamaForCausalLM, prose: str, text_file: Path) -> None:
     with pytest.raises(TextError, match="a check beside 1 calibration window; expected at least 2"):
         compare(["another text " * 20], f"{text_file}:1x64")
-
-
-def test_a_check_text_that_is_too_short_or_not_there(compare: Any) -> None:
     with pytest.raises(TextError, match="has 5 tokens for evaluation"):
         compare(["short"])
     with pytest.raises(TextError, match=r"text 'nots\.txt' is neither known nor a file"):
         compare("nots.txt")
-
-
-def test_a_loss_that_is_not_finite(compare: Any, tiny_model: LlamaForCausalLM, prose: str) -> None:
     with torch.no_grad():
         tiny_model.lm_head.weight.fill_(torch.nan)
     with pytest.raises(ModelError, match="the loss of a window of 1 document given in memory is nan"):

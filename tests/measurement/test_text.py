@@ -1,10 +1,12 @@
-"""Calibration and evaluation text: named sources, files, several texts, and documents in memory."""
+"""Calibration and evaluation text: named sources, files, several texts, documents in memory, and Wikipedia's dump."""
 
+import bz2
 import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -18,6 +20,7 @@ from gac.core.errors import TextError
 from gac.evaluation.perplexity import take_sample
 from gac.healing.text import split_texts as healing_texts
 from gac.measurement import text as module
+from gac.measurement import wikipedia
 from gac.measurement.documents import Documents
 from gac.measurement.text import (
     TextSpec,
@@ -79,11 +82,8 @@ class Quiet(Ordinals):
 
 
 def test_bos_is_where_the_tokenizer_puts_it_or_where_it_is_asked_for(text_file: Path) -> None:
-    assert [bos_of(*case) for case in ((Ordinals(0), None), (Ordinals(0), False), (Ordinals(None), None))] == [
-        0,
-        None,
-        None,
-    ]
+    cases = (Ordinals(0), None), (Ordinals(0), False), (Ordinals(None), None)
+    assert [bos_of(*case) for case in cases] == [0, None, None]
     plain, unheaded, headed = (
         calibration_windows(f"{text_file}:3x10", tokenizer, bos=bos)
         for tokenizer, bos in ((Ordinals(), None), (Quiet(0), None), (Quiet(0), True))
@@ -107,9 +107,7 @@ _TEXTS = st.text(st.characters(exclude_categories=["Cc", "Cs", "Z"]), min_size=1
 
 @settings(max_examples=60)
 @given(text=_TEXTS, length=st.integers(2, 20), windows=st.none() | st.integers(1, 20), bos=st.sampled_from([None, 0]))
-def test_windows_are_the_text_in_order_without_overlap(
-    text: str, length: int, windows: int | None, bos: int | None
-) -> None:
+def test_windows_do_not_overlap(text: str, length: int, windows: int | None, bos: int | None) -> None:
     step = length if bos is None else length - 1
     available, document = len(text) // step, Documents([text])
     if available < (windows or 1):
@@ -135,7 +133,10 @@ def test_a_seed_draws_windows_from_the_whole_text(text_file: Path, prose: str) -
     assert all(start % 100 == 0 for start in starts)
 
 
-def test_named_text_is_split_between_calibration_and_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_text_is_split_and_an_unknown_name_lists_the_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TextError, match=r"expected one of wiki-sample, wikitext2, c4, .*Did you mean 'wikitext2'"):
+        evaluation_windows("wikitext-2", Ordinals())
+    assert text_names() == ("wiki-sample", "wikitext2", "c4")
     source = module._Source(lambda: "abcdefghij", lambda: "abcdefghij", reserved=6)
     monkeypatch.setattr(module, "_SOURCES", {"letters": source})
     evaluated = evaluation_windows("letters", Ordinals(), length=2)
@@ -146,12 +147,6 @@ def test_named_text_is_split_between_calibration_and_evaluation(monkeypatch: pyt
         assert "".join(map(chr, calibrated.ids.flatten().tolist())) == "abcdef"
     with pytest.raises(TextError, match="letters has 6 tokens for calibration; expected at least 8"):
         calibration_windows("letters:4x2", Ordinals())
-
-
-def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(TextError, match=r"expected one of wiki-sample, wikitext2, c4, .*Did you mean 'wikitext2'"):
-        evaluation_windows("wikitext-2", Ordinals())
-    assert text_names() == ("wiki-sample", "wikitext2", "c4")
 
 
 def test_files_with_a_byte_order_mark_and_files_that_are_not_utf8(tmp_path: Path) -> None:
@@ -203,7 +198,7 @@ def test_data_sets_give_other_splits_to_evaluation(name: str, evaluated: str, mo
     assert asked == ["train", *[evaluated] * 3]
 
 
-def test_c4_is_read_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c4_is_read_no_further_than_needed_and_may_be_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
 
     def load_dataset(dataset: str, **_: Any) -> Any:
@@ -214,13 +209,7 @@ def test_c4_is_read_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert evaluation_windows("c4", Ordinals(0), length=1).ids.numel() == 1 + 2000 + 2 * 1999
     assert len(read) == 2000
-
-
-def test_a_data_set_out_of_reach_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_dataset(*_: Any, **__: Any) -> None:
-        raise ConnectionError("Couldn't reach 'Salesforce/wikitext' on the Hub")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=ConnectionError("Couldn't reach 'Salesforce'")))
     with pytest.raises(TextError, match=r"data set Salesforce/wikitext \(test\) cannot be fetched: Couldn't reach"):
         evaluation_windows("wikitext2", Ordinals())
 
@@ -233,7 +222,7 @@ def files(tmp_path: Path) -> list[str]:
     return [str(tmp_path / name) for name in ("a.txt", "b.txt")]
 
 
-def test_one_text_is_itself(files: list[str]) -> None:
+def test_texts_are_one_or_a_list_or_documents(files: list[str]) -> None:
     assert Texts.of("c4:2x8").parts == (TextSpec("c4", 2, 8),)
     assert Texts.of(Path("notes.txt")).parts == (TextSpec("notes.txt"),)  # type: ignore[arg-type]
     assert Texts.of(TextSpec("c4", 2, 8)) == Texts.of("c4:2x8")
@@ -241,25 +230,10 @@ def test_one_text_is_itself(files: list[str]) -> None:
     one = Texts.of([f"{files[0]}:3x8"])
     assert (one.name, one.written) == (files[0], f"{files[0]}:3x8")
     assert one.cut(Ordinals()).digest == calibration_windows(f"{files[0]}:3x8", Ordinals()).digest
-
-
-@pytest.mark.parametrize(
-    "documents",
-    [
-        ["abc"],
-        ["abc", "the ratio:2x8"],
-        ["wiki-sample", "c4"],
-        ["no-such.txt:3x8", "no-other.txt:2x8"],
-        ["a:0x5"],
-        ["see\nc4:2x8"],
-    ],
-)
-def test_strings_that_are_no_known_text_with_a_size_are_documents(documents: list[str]) -> None:
-    assert Texts.of(documents).parts == (Documents(documents),)
-    assert Texts.of(iter(documents)).parts == (Documents(documents),)
-
-
-def test_a_list_of_texts(files: list[str]) -> None:
+    alone = [["abc"], ["a:0x5"], ["see\nc4:2x8"]]
+    for documents in (*alone, ["abc", "the ratio:2x8"], ["wiki-sample", "c4"], ["no-such.txt:3x8", "no-other.txt:2x8"]):
+        assert Texts.of(documents).parts == (Documents(documents),)
+        assert Texts.of(iter(documents)).parts == (Documents(documents),)
     memory = Documents(["abc"], 1, 8)
     found = Texts.of([f"{files[0]}:3x8", TextSpec(files[1], 2, 8), memory])
     assert found.parts == (TextSpec(files[0], 3, 8), TextSpec(files[1], 2, 8), memory)
@@ -306,10 +280,7 @@ def test_every_split_has_the_texts_in_their_shares(counts: list[int]) -> None:
             split = order[first::step]
             for part, count in enumerate(counts):
                 assert abs(split.count(part) - count / sum(counts) * len(split)) < 4
-
-
-def test_equal_texts_do_not_alternate() -> None:
-    for step in (2, 4, 8):
+    for step in (2, 4, 8):  # equal texts do not alternate
         assert interleaved([32, 32])[::step].count(0) == pytest.approx(32 / step, abs=1)
 
 
@@ -318,14 +289,11 @@ def read(documents: Documents) -> list[str]:
     return ["".join(map(chr, window)) for window in calibration_windows(documents, Ordinals()).ids.tolist()]
 
 
-def test_documents_are_joined_and_cut_into_windows() -> None:
+def test_documents_are_joined_and_cut_into_windows_and_have_names_and_digests() -> None:
     assert read(Documents(["abc", "defg"], windows=2, length=4)) == ["abc\n", "\ndef"]
     assert read(Documents(["abc", "defg"], windows=2, length=4, separator="|")) == ["abc|", "defg"]
     documents = Documents(letter * 3 for letter in "ab")
     assert (documents.texts, documents.windows, documents.length) == (("aaa", "bbb"), 64, 1024)
-
-
-def test_names_and_digests() -> None:
     first, second = (calibration_windows(Documents(texts, 1, 3), Ordinals()) for texts in (["abc", "d"], ["abd", "d"]))
     assert first.name == "2 documents given in memory"
     assert first.digest != second.digest
@@ -359,6 +327,8 @@ def test_refused_documents(case: str) -> None:
     documents, expected = REFUSED[case]
     with pytest.raises(TextError, match=expected):
         Documents(documents)
+    with pytest.raises(TextError, match="the separator " + SURROGATE):
+        Documents([TEXT], separator="\n \ud83d")
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -369,11 +339,6 @@ def test_they_are_refused_wherever_documents_are_read(case: str, place: str) -> 
         PLACES[place](documents)
 
 
-def test_a_separator_is_text() -> None:
-    with pytest.raises(TextError, match="the separator " + SURROGATE):
-        Documents([TEXT], separator="\n \ud83d")
-
-
 def test_a_column_of_a_data_set() -> None:
     rows = datasets.Dataset.from_dict({"text": ["abc", "", "d"], "id": [1, 2, 3]})
     for column in (rows["text"], rows[:3]["text"], np.array(["abc", "", "d"]), dict.fromkeys(["abc", "", "d"]).keys()):
@@ -381,3 +346,61 @@ def test_a_column_of_a_data_set() -> None:
     for table in (rows, rows[:2], datasets.DatasetDict({"train": rows})):
         with pytest.raises(TextError, match=r"as documents|document 0 of type dict"):
             Documents(table)
+
+
+DUMP = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.8/">
+  <page><title>Rank</title><ns>0</ns><revision><text>
+{{Infobox|rank=8}} '''Rank''' is a ''[[number (mathematics)|number]]''.&lt;ref&gt;A book.&lt;/ref&gt;
+[[File:Rank.png|thumb|A [[picture]]]]
+== History ==
+
+
+{| class="table"
+| cell
+|}
+* It's [http://example.org old] &amp;amp; ''known&lt;ref name="x"/&gt;.
+See [[Matrix]] and [[2001: A Space Odyssey]].&lt;!-- not this --&gt;
+[[Category:Numbers]] [[de:Rang]]
+  </text></revision></page>
+  <page><title>Old</title><ns>0</ns><redirect title="Rank" /><revision><text>#REDIRECT [[Rank]]</text></revision></page>
+  <page><title>Talk:Rank</title><ns>1</ns><revision><text>No article.</text></revision></page>
+  <page><title>Width</title><ns>0</ns><revision><text>A width.</text></revision></page>
+</mediawiki>"""
+
+STRIPPED = """Rank is a number.
+
+History
+
+* It's old & known.
+See Matrix and 2001: A Space Odyssey.
+
+A width."""
+
+
+@pytest.fixture
+def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "dump.bz2"
+    path.write_bytes(bz2.compress(DUMP.encode()))
+    monkeypatch.setattr(wikipedia, "_dump", lambda: path)
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "home"))
+    return path
+
+
+def test_markup_is_stripped_to_what_is_read_and_kept(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wikipedia.wiki_sample() == STRIPPED.replace("* ", "")
+    first = wikipedia.wiki_sample()
+    monkeypatch.setattr(wikipedia, "_articles", lambda _: pytest.fail("stripped again"))
+    assert wikipedia.wiki_sample() == first
+    assert [path.suffix for path in (dump.parent / "home" / "text").iterdir()] == [".txt"]
+
+
+def test_a_cache_that_cannot_be_written_costs_no_more_than_time(dump: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (dump.parent / "home").write_text("in the way")
+    assert wikipedia.wiki_sample().startswith("Rank is a number.")
+    assert "the stripped text could not be kept" in caplog.text
+
+
+def test_wiki_sample_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wikipedia.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(TextError, match=r"Run pip install --no-deps gensim==4.4.0"):
+        wikipedia.wiki_sample()

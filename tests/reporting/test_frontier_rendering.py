@@ -24,7 +24,7 @@ def lines_of(frontier: Frontier) -> list[str]:
     return shown(table)[1:]  # type: ignore[arg-type]
 
 
-def test_points_from_dense_down(saved: Frontier) -> None:
+def test_points_from_dense_down_a_dozen_at_most(saved: Frontier) -> None:
     assert lines_of(saved) == [
         "kept params loss perplexity prefill:1x8 decode:1@8",
         "───────────────────────────────────────────────────────────",
@@ -34,9 +34,6 @@ def test_points_from_dense_down(saved: Frontier) -> None:
         "loss (nats a token) and perplexity predicted on calibration text, 7.39 dense; latency over dense",
         "not shown: 3 smaller points, beyond 20 times the dense perplexity",
     ]
-
-
-def test_a_dozen_points_of_many() -> None:
     losses = [[row * (layer + 1) / 50 for row in (8, 4, 2, 1, 0.5)] for layer in range(8)]
     many = frontier(problem(losses, SLOPE))
     assert len(many.points) > 30
@@ -86,12 +83,11 @@ def test_points_stand_where_they_are_and_only_the_limited_axis_has_a_line(saved:
     assert legend(params) == ["least loss for each limit", "dense, 7.39"]
     assert legend(prefill) == ["the same choices, limited in parameters", "dense, 7.39"]
     line, dense = prefill.lines
-    assert list(line.get_xdata()) == [0.09, 0.12]
-    assert list(line.get_ydata()) == [point.perplexity for point in saved.points[-2:]]
+    assert [list(axis) for axis in line.get_data()] == [[0.09, 0.12], [point.perplexity for point in saved.points[-2:]]]
     assert (list(dense.get_xdata()), list(dense.get_ydata())) == ([0.12], [saved.dense_perplexity])
 
 
-def test_another_frontier_is_drawn_where_its_costs_are_known() -> None:
+def test_another_frontier_of_the_same_model_is_drawn_where_its_costs_are_known(saved: Frontier) -> None:
     by_bytes = frontier(rounding(budget=1.0), points=5, limit="bytes")
     plain = frontier(rounding(budget=1.0, schemes=("bf16",)), points=5)
     params, size, prefill = figure_of_frontier(by_bytes, beside={"without schemes": plain}).axes[:3]
@@ -99,9 +95,6 @@ def test_another_frontier_is_drawn_where_its_costs_are_known() -> None:
         assert legend(ax)[-1] == "without schemes"
         assert len(ax.lines[-1].get_xdata()) == len(curve(plain, against)) > 1
     assert [ax.lines[-1].get_linestyle() for ax in (params, size)] == ["-", "None"]
-
-
-def test_a_frontier_of_another_model_is_not_drawn(saved: Frontier) -> None:
     other = replace(saved, measured=replace(saved.measured, model="another", digest="1" * 64))
     with pytest.raises(PlanError, match=r"frontier theirs for another .* beside a frontier of tiny"):
         figure_of_frontier(saved, beside={"theirs": other})

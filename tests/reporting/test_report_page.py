@@ -1,24 +1,34 @@
-"""The page as text: what it answers, what it escapes, what belongs together."""
+"""The page as text: what it answers, what it escapes, what belongs together, and why a site is what it is."""
 
 import json
 import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import pytest
 
 import gac
+import gac.plots
 from gac.allocation.frontier import frontier
 from gac.checkpoint.card import model_card
 from gac.core.errors import PlanError
-from gac.plan.plan import Plan
+from gac.core.words import duration, nats, ranges
+from gac.core.workloads import Workload
+from gac.evaluation.shapes import planner_of_shapes
+from gac.models.sites import Weight
+from gac.plan.layers import legend_of
+from gac.plan.plan import Candidate, Limit, Plan, SiteChoice, WeightChoice
+from gac.profiling.table import Profile
+from gac.reporting.report.reasons import next_dims, reasons, trades
 from gac.reporting.report.render import report_page
 from gac.reporting.report.sources import Sources
-from tests.allocation.small_problems import profile
-from tests.changed import with_measured, with_recipe
-from tests.reporting.report_plans import by_rule, decided, rounded, rounding, whole_range
+from gac.reporting.report.tables import about_dense, stayed_dense
+from tests.allocation.small_problems import PREFILL, measured, profile
+from tests.changed import changed_recipe, with_measured, with_recipe
+from tests.reporting.report_plans import by_rule, decided, renamed, rounded, rounding, whole_range
 
 
 def page_of(plan: Plan, **beside: Any) -> str:
@@ -67,14 +77,11 @@ def test_every_cell_has_form_params_loss_latency_and_reasons() -> None:
     assert cell["reasons"][0].startswith("Why not smaller: ")
 
 
-def test_other_plans_stand_beside_it() -> None:
+def test_other_plans_stand_beside_it_and_a_rule_says_how_far_it_is_from_the_best() -> None:
     page = page_of(decided(), name="ours", against={"theirs": by_rule()})
     assert ["In theirs", "low_rank\N{NO-BREAK SPACE}3"] in cells(page)[0]["facts"]
     headings = "Mark Plan Kept Over Loss Perplexity prefill:1x8 Aligned Weights Bits Model Of the model KV cache Proof"
     assert f"{headings} Weights that differ P ours 0.6667" in words(page)
-
-
-def test_the_rule_says_how_far_it_is_from_the_best() -> None:
     plan = by_rule()
     proof = replace(plan.certificate, status="feasible", lower_bound=plan.certificate.value - 0.5, gap=0.5)
     said = words(page_of(replace(plan, certificate=proof)))
@@ -133,3 +140,143 @@ def test_what_does_not_belong_together_is_refused_and_the_page_that_was_there_st
     with pytest.raises(PlanError, match=r"expected plans for the same model\."):
         gac.report(decided(), page, against={"theirs": with_measured(decided(), digest="3" * 64)})
     assert page.read_text() == "before"
+
+
+def test_smaller_and_larger_are_weighed_at_the_plans_prices() -> None:
+    plan = decided()
+    (price,) = plan.certificate.multipliers
+    smaller, larger = trades(plan, plan.sites[0])
+    assert (smaller.choice, smaller.freed, smaller.lost) == ("low_rank\N{NO-BREAK SPACE}3", 24, 1.0)
+    assert (larger.freed, larger.lost) == (-24, -0.5)
+    assert smaller.worth == pytest.approx(24 * price)
+    assert reasons(plan, plan.sites[0]) == (
+        f"Why not smaller: low_rank\N{NO-BREAK SPACE}3 would free 24 parameters and lose 1 nats a token more. "
+        f"Spent elsewhere, that is worth {nats(24 * price)}: less than it loses.",
+        "Why not larger: low_rank\N{NO-BREAK SPACE}5 would take 24 parameters more and lose 0.500 nats a token less. "
+        f"Elsewhere, that is worth {nats(24 * price)}: no more than it wins, yet the limits leave no room for it. "
+        "The limit has 0 left.",
+    )
+
+
+def test_bytes_and_time_count_where_they_are_limited() -> None:
+    plan = rounded(0.44)  # of 576 bytes
+    assert [partial.weights[0].becomes for partial in plan.sites] == [("dense", 12, "w4a16"), ("low_rank", 4, "w4a16")]
+    smaller, larger = trades(plan, plan.sites[1])
+    assert (smaller.choice, smaller.freed) == ("low_rank\N{NO-BREAK SPACE}1", 124 - 48)
+    assert (larger.choice, larger.freed) == ("dense\N{NO-BREAK SPACE}w4a16", 124 - 128)
+    assert smaller.worth == pytest.approx(76 * plan.prices[1])
+    for_less, for_more = reasons(plan, plan.sites[1])
+    assert "would free 76 bytes and lose" in for_less
+    assert for_more.endswith(f" The limit has {253 - 128 - 124} left.")
+    plan = decided(1.0, latency={PREFILL: 0.5})
+    smaller, larger = trades(plan, plan.sites[0])
+    assert smaller.slower == ((PREFILL, -10),)
+    assert smaller.worth == pytest.approx(10 * plan.certificate.multipliers[1])
+    assert "would free 24 parameters, 10 ns faster at prefill:1x8 and lose" in reasons(plan, plan.sites[0])[0]
+    assert larger.slower[0][1] > 0
+
+
+def test_the_cache_counts_where_it_is_limited() -> None:
+    weight = Weight("k_proj", 12, 12, heads=4, cached=True)
+    dense, other = WeightChoice(weight, "dense", 12), Candidate(("latent",), ("bf16",), (4,), 96, 0.5, (), ())
+    site = SiteChoice("k_proj", 0, "k_proj", (dense,), 144, 144, 0.0, (), alternatives=(other,))
+    plan = decided(1.0, ())
+    limited = replace(
+        plan,
+        sites=(site,),
+        recipe=changed_recipe(plan.recipe, kv_cache=1.0),
+        limits=(Limit("params", 1.0, 144, 144, 144), Limit("kv_numbers", 1.0, 12, 12, 12)),
+        certificate=replace(plan.certificate, multipliers=(0.0, 0.01)),
+    )
+    (trade,) = trades(limited, site)
+    assert ([saved for _, saved in trade.cached], trade.worth) == ([8], pytest.approx(0.08))
+    assert reasons(limited, site)[0] == (
+        "Why not smaller: latent\N{NO-BREAK SPACE}4 would free 48 parameters, 8 numbers a token less in the "
+        "KV cache and lose 0.500 nats a token more. Spent elsewhere, that is worth 0.0800: less than it loses."
+    )
+
+
+def test_where_no_limit_binds_or_nothing_was_weighed() -> None:
+    plan = decided(1.0)
+    smaller, largest = reasons(plan, plan.sites[0])
+    assert smaller.endswith("No limit binds, so nothing would be won with what is freed.")
+    assert largest == "Dense is the largest there is."
+    assert "Elsewhere, that is worth 0: " in reasons(rounded(0.5), rounded(0.5).sites[0])[-1]
+    plan, by = decided(), by_rule()
+    assert reasons(by, by.sites[0]) == ("The rule uniform gave this; it weighs no other choice.",)
+    bare = replace(plan, sites=tuple(replace(site, alternatives=()) for site in plan.sites))
+    said = "The plan does not hold what its sites could have had instead; gac allocate writes that now."
+    assert (reasons(bare, bare.sites[0]), about_dense(bare)) == ((said,), said)
+    partial = replace(plan, sites=(bare.sites[0], plan.sites[1]))
+    assert reasons(partial, partial.sites[0]) == ("None of the plan's forms gives this site another candidate.",)
+
+
+def test_dense_weights_by_projection() -> None:
+    plan = renamed(decided(1.0), "q_proj")
+    ((projection, dense, layers, nearest, _, lost, _),) = stayed_dense(plan).rows
+    assert (projection, dense, layers) == ("q_proj", "2 of 2", "0-1")
+    assert (nearest, lost) == ("low_rank\N{NO-BREAK SPACE}5 in layer 1", "0.375")
+    assert about_dense(plan).startswith("A site stays dense where each smaller candidate loses more than the param")
+
+
+# --- on the GPU -----------------------------------------------------------------------------------------------------
+
+UNEVEN = profile([measured("low_rank", 90 if r % 8 else 30 + r // 8, m=8, k=64, r=r, n=64) for r in range(1, 65)])
+
+
+IN_W8A8 = [replace(measured("low_rank", 24 + r // 16, m=8, k=64, r=r, n=64), dtype="w8a8") for r in range(16, 65, 16)]
+WITH_W8A8 = profile([*UNEVEN.measurements, *IN_W8A8])
+LINEAR = profile([measured("linear", 30, m=8, k=64, n=64)])
+
+
+@pytest.mark.parametrize(
+    ("table", "dim", "scheme", "said"),
+    [
+        (UNEVEN, 8, "bf16", "takes 31 ns; the next dim, 9, 90 ns (2.90x, no multiple of 8); .* one, 16, 32 ns."),
+        (LINEAR, 8, "bf16", "or of the next dims."),
+        (WITH_W8A8, 16, "w8a8", "takes 25 ns; the next dim, 17, an unknown time (.*); .* sound one, 32, 26 ns."),
+    ],
+)
+def test_the_next_dim_on_the_gpu(table: Profile, dim: int, scheme: str, said: str) -> None:
+    plan, weight = with_recipe(decided(), align=True), Weight("w", 64, 64)
+    choice = WeightChoice(weight, "low_rank", dim, scheme)
+    (sentence,) = next_dims(plan, table, choice, shared=False)
+    pattern = re.escape(said).replace(r"\.\*", ".*")
+    assert re.fullmatch(f"On the GPU, prefill:1x8: .*{dim} {pattern}", sentence)
+    assert next_dims(plan, table, WeightChoice(weight, "dense", 64), shared=False) == ()
+    unknown = "What the next dim takes is not told: "
+    assert next_dims(plan, None, choice, shared=False) == (f"{unknown}the profile is not at hand.",)
+    assert next_dims(plan, table, choice, shared=True) == (f"{unknown}weights of this site share a GEMM.",)
+
+
+def test_numbers_in_words() -> None:
+    assert [duration(ns) for ns in (None, 12, 30_400, 1_166_072)] == ["unknown", "12 ns", "30.4 µs", "1.166 ms"]
+    assert [nats(loss) for loss in (0.0, 0.0000517, 0.25, 2.5, 1e-9)] == ["0", "0.0000517", "0.250", "2.5", "1e-09"]
+    assert ranges([0, 1, 2, 4, 7, 8]) == "0-2, 4, 7-8"
+
+
+@pytest.fixture(scope="module")
+def skipping() -> Plan:
+    """A plan that skips blocks and drops heads."""
+    limits = {"prefill:1x1024": 0.55, "decode:1@1024": 0.75}
+    workloads = [*map(Workload.parse, limits)]
+    planner = planner_of_shapes("smollm2", workloads, "nvidia-h100-80gb-hbm3", layers=20)
+    forms = ("narrow", "heads", "skip")
+    return planner.plan(1.0, forms=forms, latency=limits, fuse="auto", slack=None)
+
+
+def test_skipped_blocks_and_heads_on_the_page_and_in_the_figure(skipping: Plan, tmp_path: Path) -> None:
+    assert {"heads", "skip", "narrow"} <= {weight.form for weight in skipping.weights}
+    gac.report(skipping, tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    assert "s: 0: an attention or MLP that is skipped" in page
+    assert ">s 0<" in page.replace("\n", "")
+    ax = gac.plots.plan(skipping)
+    assert skipping.aligned_fraction == 1.0
+    assert "*" not in {text.get_text()[-1:] for text in ax.texts}
+    label = ax.xaxis.label
+    assert label.get_text() == fill(f"projection ({legend_of(skipping)})", 16 * 7)
+    figure: Any = label.get_figure()
+    figure.canvas.draw()
+    box = label.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.x1

@@ -8,8 +8,9 @@ import os
 import random
 import shutil
 import stat
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -21,54 +22,38 @@ from gac.profiling.sweeps.journal import Journal
 from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
 from tests.headers import make_header
-from tests.stress.harming import (
-    KILLED,
-    Fault,
-    Job,
-    full_disk,
-    killed_twice,
-    make_world,
-    result,
-    run,
-    timings,
-    tried,
-    two_at_once,
-    undisturbed,
-)
+from tests.stress import harming
+from tests.stress.harming import KILLED, Fault, Job, result, run, timings
 from tests.stress.victims import JOBS, POINTS, CountingMeasurer, Harm
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
-    make_world(folder)
+    harming.make_world(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def clean_runs(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    return {job: undisturbed(job, world, tmp_path_factory.mktemp(job)) for job in JOBS}
+    return {job: harming.undisturbed(job, world, tmp_path_factory.mktemp(job)) for job in JOBS}
 
 
 @pytest.mark.parametrize(
     ("fault", "outcomes"),
     [
-        (killed_twice, {KILLED, "done"}),
-        (full_disk, {"ProfileError", "StatisticsError", "CheckpointError"}),
-        (two_at_once, {"done / done", "ProfileError / done", "CheckpointError / done"}),
+        (harming.killed_twice, {KILLED, "done"}),
+        (harming.full_disk, {"ProfileError", "StatisticsError", "CheckpointError"}),
+        (harming.two_at_once, {"done / done", "ProfileError / done", "CheckpointError / done"}),
     ],
 )
 @pytest.mark.parametrize("job", JOBS)
-def test_a_job_that_was_harmed_is_finished_by_the_next_run(
-    job: str, fault: Fault, outcomes: set[str], clean_runs: dict[str, Job]
-) -> None:
-    assert tried(clean_runs[job], fault, trials=1, seed=0)["outcomes"].keys() <= outcomes
+def test_a_harmed_job_is_finished_next_time(job: str, fault: Fault, outcomes: set[str], clean_runs: Any) -> None:
+    assert harming.tried(clean_runs[job], fault, trials=1, seed=0)["outcomes"].keys() <= outcomes
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_at_most_the_timing_that_is_being_written_is_lost(
-    seed: int, world: Path, tmp_path: Path, clean_runs: dict[str, Job]
-) -> None:
+def test_at_most_one_timing_is_lost(seed: int, world: Path, tmp_path: Path, clean_runs: dict[str, Job]) -> None:
     call = random.Random(f"timing {seed}").randint(1, clean_runs["profile"].calls)
     run("profile", world, tmp_path, Harm(at_call=call))
     kept, taken = timings(tmp_path)
@@ -107,14 +92,12 @@ def test_a_profile_is_resumed_at_an_earlier_date(tmp_path: Path) -> None:
 NOWHERE = Path("/proc/gac")  # not even root can make a file there
 
 
-def test_places_that_cannot_be_written_are_named() -> None:
+def test_where_files_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StatisticsError, match=r"cannot be written to /proc/gac/losses\.safetensors: .* GAC_HOME"):
         write_tensors(NOWHERE / "losses.safetensors", {"loss": torch.zeros(1)})
     with pytest.raises(ProfileError, match=r"profile /proc/gac/gpu\.jsonl cannot be written: No such file"):
         Journal(NOWHERE / "gpu.jsonl", make_header()).__enter__()
 
-
-def test_a_file_system_that_syncs_no_directories_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sync(handle: int) -> None:
         if stat.S_ISDIR(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "Invalid argument")
@@ -124,25 +107,15 @@ def test_a_file_system_that_syncs_no_directories_will_do(tmp_path: Path, monkeyp
     assert read_arrays(tmp_path / "losses.safetensors")["loss"].tolist() == [0.0]
 
 
-def failing(code: int, text: str) -> Callable[..., None]:
-    def fail(*_: object) -> None:
-        raise OSError(code, text)
-
-    return fail
-
-
-def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fcntl.flock", failing(errno.ENOLCK, "No locks available"))
-    with pytest.raises(ProfileError, match=r"gpu\.jsonl cannot be written: No locks available; expected a writable"):
-        Journal(tmp_path / "gpu.jsonl", make_header()).__enter__()
-
-
-def test_a_disk_that_fails_at_the_end_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        pytest.raises(ProfileError, match=r"gpu\.jsonl cannot be written to the end: Input/output error"),
-        Journal(tmp_path / "gpu.jsonl", make_header()),
-    ):
-        monkeypatch.setattr("os.fsync", failing(errno.EIO, "Input/output error"))
+def test_a_file_system_without_locks_and_a_disk_that_fails_are_named(tmp_path: Path, monkeypatch: Any) -> None:
+    journal = Journal(tmp_path / "gpu.jsonl", make_header())
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+        with pytest.raises(ProfileError, match=r"gpu\.jsonl cannot be written: No locks available; expected a"):
+            journal.__enter__()
+    failing = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(ProfileError, match=r"gpu\.jsonl cannot be written to the end: Input/output"), journal:
+        monkeypatch.setattr("os.fsync", failing)
 
 
 @pytest.mark.parametrize("what", ["losses", "boundary"])

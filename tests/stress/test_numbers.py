@@ -19,11 +19,10 @@ from gac.forms import FORMS
 from gac.forms.curvature.registry import METHODS
 from gac.forms.decomposition import decompose
 from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
-from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import ModelCurves, fit_layers, measure_curves
-from gac.models.families import family_of
 from gac.models.sites import Weight
 from gac.testing.methods import KINDS, loss_of, moments_of, statistics
+from tests.measurement.runs import run_of, sites_of
 from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small
 
@@ -62,12 +61,8 @@ def windows(count: int = 4, length: int = 32, vocabulary: int = 258) -> Tensor:
     return torch.randint(0, vocabulary, (count, length), generator=torch.Generator().manual_seed(1))
 
 
-def run_of(model: Any, ids: Tensor) -> CalibrationRun:
-    return CalibrationRun(model, ids, METHODS.get("kfac"), progress=False)
-
-
 def curves(model: Any, ids: Tensor) -> ModelCurves:
-    return measure_curves(run_of(model, ids), family_of(model.config).sites(model.config))
+    return measure_curves(run_of(model, windows=ids), sites_of(model))
 
 
 def rescale(model: LlamaForCausalLM, exponent: int) -> None:
@@ -127,15 +122,15 @@ def test_dead_neurons_go_first(tiny_model: LlamaForCausalLM) -> None:
     with torch.no_grad():
         for layer in tiny_model.model.layers:
             layer.mlp.up_proj.weight[100:].zero_()
-    sites = family_of(tiny_model.config).sites(tiny_model.config)
-    for layer, fit in fit_layers(run_of(tiny_model, windows()), sites).items():
+    for layer, fit in fit_layers(run_of(tiny_model, windows=windows()), sites_of(tiny_model)).items():
         down = Weight(f"model.layers.{layer}.mlp.down_proj", 64, 176)
         assert last_to_go(fit.artifacts.of(FORMS.get("narrow"), "order", down), 100).tolist() == list(range(100))
         loss = fit.losses[f"narrow/{down.name}"]
         assert loss[100] < 0.02 * loss[0]  # damping keeps what was never seen from being free
 
 
-def test_a_model_of_zeros_costs_nothing(tiny_model: LlamaForCausalLM) -> None:
+def test_two_tokens_are_enough_and_a_model_of_zeros_costs_nothing(tiny_model: LlamaForCausalLM) -> None:
+    check_sound(curves(tiny_model, windows(1, 2)))
     with torch.no_grad():
         for weight in tiny_model.parameters():
             weight.zero_()
@@ -143,10 +138,6 @@ def test_a_model_of_zeros_costs_nothing(tiny_model: LlamaForCausalLM) -> None:
     check_sound(result)
     assert result.dense_loss == pytest.approx(math.log(258))
     assert {float(curve.loss[0]) for key, curve in result.curves.by_key.items() if key[0] == "low_rank"} == {0.0}
-
-
-def test_two_tokens_are_enough(tiny_model: LlamaForCausalLM) -> None:
-    check_sound(curves(tiny_model, windows(1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -186,12 +177,9 @@ def test_a_config_that_no_model_can_have_is_refused(tiny_model: LlamaForCausalLM
             gac.allocate(tmp_path, 0.8, progress=False)
 
 
-def test_a_tokenizer_of_another_model_is_refused(small: Small) -> None:
+def test_a_tokenizer_of_another_model_and_windows_of_one_token_are_refused(small: Small) -> None:
     model = small_model(small_config("llama", vocab_size=50, bos_token_id=0, eos_token_id=0, pad_token_id=0))
     with pytest.raises(TextError, match="the tokenizer gives token id"):
         small.allocate(0.8, model)
-
-
-def test_windows_of_one_token_are_refused(small: Small) -> None:
     with pytest.raises(TextError, match="calibration windows of 1 token; expected at least 2"):
         small.allocate(0.8, calibration=f"{small.text}:4x1")
