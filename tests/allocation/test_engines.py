@@ -297,7 +297,7 @@ def test_every_pair_has_a_launch(form: str, dims: list[int], launches: list[int]
 
 def test_an_unknown_latency_stays_unknown() -> None:
     timing = Timing(None, (Workload.parse(DECODE),), steps={DECODE: Step(2, 1, launch_ns=700)})
-    rows = weight_candidates(SITES[0], 0, PAIR, scheme_named("bf16"), np.array([4]), None, timing)
+    rows = weight_candidates(LAYER[0], 0, PAIR, scheme_named("bf16"), np.array([4]), None, timing)
     assert rows.latency.tolist() == [[-1]]
 
 
