@@ -24,20 +24,15 @@ from gac.cli.options import (
     workloads_option,
 )
 from gac.cli.plot import write_figure
-from gac.core.display import fields
 from gac.core.distributed.launch import processes
 from gac.core.errors import GacError
 
 if TYPE_CHECKING:
     from gac.core.workloads import Workload
-    from gac.evaluation.versions import Planner, Version
-    from gac.plan.evidence import RoundedHead
     from gac.runtime.parallel.ranks import Ranks
 
-    VersionLists = dict[Workload, list[Version]]
     Timed = Callable[[Ranks | None], Answer]
 
-_KEPT = 0.85
 _WORKLOADS = ("prefill:1x1024", "decode:1@1024")
 _OF_SHAPES = {"budget", "kv_cache", "forms", "profile", "layers", "schemes", "head"}
 _OF_ENGINES = {"turns", "tokens", "plot", "engine_python", "engine_options"}
@@ -114,7 +109,9 @@ def bench(
     parsed = tuple(map(Workload.parse, workloads))
     timed: Timed
     if shapes is not None:
-        timed = _shapes_bench(shapes, parsed, compiled, options)
+        from gac_extensions.lab.shapes.command import bench_shapes
+
+        timed = bench_shapes(shapes, parsed, compiled, options)
     else:
         names = (*([against] if against else ()), *models)
         for name in names:
@@ -184,89 +181,6 @@ def _check_usage(models: Sequence[str], against: str | None, shapes: str | None,
         raise click.UsageError("--kv-cache goes without --scheme.")
     elif processes() > 1 and (options["head"] or options["forms"]):
         raise click.UsageError(f"{'--head' if options['head'] else '--kv-cache'} is timed on one GPU.")
-
-
-def _shapes_bench(name: str, workloads: "tuple[Workload, ...]", compiled: bool, options: Mapping[str, Any]) -> "Timed":
-    """Refuse what cannot be planned, and return the part that needs a GPU."""
-    from gac.evaluation.shapes import planner_of_shapes
-    from gac.evaluation.versions import (
-        UNALIGNED,
-        cache_versions,
-        check_cached,
-        compiled_versions,
-        fastest_versions,
-        versions_at,
-    )
-    from gac.measurement.curve_library import CurveLibrary
-    from gac.models.shapes import shapes_of
-
-    library = CurveLibrary.load()
-    schemes, forms, kv_cache, layers = (options[key] for key in ("schemes", "forms", "kv_cache", "layers"))
-    planner = planner_of_shapes(name, workloads, options["profile"], layers, library, schemes, processes())
-    rounded = library.head_of(shapes_of(name), options["head"]) if options["head"] else None
-    kept = options["budget"] if options["budget"] is not None else _KEPT if kv_cache is None else 1.0
-    if kv_cache is None:
-        planner.problem_of(kept)
-    else:
-        check_cached(planner, kept, kv_cache, forms)
-
-    def timed(ranks: "Ranks | None") -> Answer:
-        note(f"{name} with random weights; planned with {library}")
-        if kv_cache is not None:
-            lists = dict.fromkeys(workloads, cache_versions(planner, kept, kv_cache, forms))
-        elif schemes:
-            lists = _in_schemes(planner, kept, workloads, schemes, rounded)
-        else:
-            shared = versions_at(planner, kept)
-            loss = next(version.loss for version in shared if version.name == UNALIGNED)
-            lists = {run: [*shared, *fastest_versions(planner, kept, run, loss)] for run in workloads}
-        if compiled:
-            lists = {run: [*versions, *compiled_versions(planner, versions)] for run, versions in lists.items()}
-        note("planned")
-        return _time_shapes(name, planner, lists, layers, ranks, str(library))
-
-    return timed
-
-
-def _time_shapes(
-    name: str, planner: "Planner", lists: "VersionLists", layers: int | None, ranks: "Ranks | None", library: str
-) -> Answer:
-    from gac.evaluation.bench import Bench
-    from gac.evaluation.latency import GraphTimer
-    from gac.evaluation.shapes import model_of_shapes
-    from gac.evaluation.split import SlowestTimer, SplitShapes
-    from gac.reporting.evaluation import latency_table
-
-    split = SplitShapes(name, ranks, layers=layers) if ranks else None
-    model = split.dense if split else model_of_shapes(name, layers=layers)
-    graphs, problem = GraphTimer(), planner.problem
-    timer = SlowestTimer(graphs, ranks) if ranks else graphs
-    bench = Bench(model, problem.sites, problem.timing, planner.dense_versions(), timer, graphs.memory_bytes, split)
-    results = [result for workload, versions in lists.items() for result in bench.run(versions, workload)]
-    rows = [asdict(result) | fields(result, "speedup", "error", "memory_error") for result in results]
-    document = {"shapes": name, "curves": library, "params": problem.params, "results": rows}
-    return Answer(document, lambda: [latency_table(results, problem.params), f"planned with {library}"])
-
-
-def _in_schemes(
-    planner: "Planner",
-    budget: float,
-    workloads: "Sequence[Workload]",
-    schemes: Sequence[str],
-    head: "RoundedHead | None",
-) -> "VersionLists":
-    from gac.evaluation.versions import fastest_in_schemes, scheme_versions, with_head
-
-    lists, shared = {}, scheme_versions(planner, budget, schemes)
-    for workload in workloads:
-        versions, missing = fastest_in_schemes(planner, workload, schemes, shared)
-        if head:
-            rounded, impossible = with_head(planner, workload, schemes, shared, head)
-            versions, missing = [*versions, *rounded], [*missing, *impossible]
-        lists[workload] = [*shared, *versions]
-        for line in missing:
-            note(f"{workload}: not timed: {line}")
-    return lists
 
 
 def _time_models(

@@ -6,19 +6,19 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gac.core.arrays import Floats
 from gac.core.errors import GacError
 from gac.core.workloads import Workload
-from gac.evaluation.shapes import weight_bytes
 from gac.measurement.text import check_positions
 from gac.models.families import family_of
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.sampling import BATCH, PATIENCE, Batch, half_width
 from gac.profiling.timing.stopwatch import Stopwatch
+from gac.runtime.storage.modules import stored_modules
 
 PRECISION = 0.005
 MIN_ROUNDS, MAX_ROUNDS = 7, 31
@@ -154,6 +154,12 @@ class GraphTimer:
 
     def round(self, prepared: Sequence[Captured]) -> Batch:
         return self._stopwatch.round([graph for graph, _ in prepared])
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of a model's parameters, each counted once, and of its stored matrices."""
+    stored = [tensor for module in stored_modules(model).values() for tensor in module.counted.values()]
+    return sum(values.nbytes for values in (*model.parameters(), *stored))
 
 
 class Context:

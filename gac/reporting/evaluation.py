@@ -13,14 +13,9 @@ from gac.core.rich_tables import legend, stacked
 from gac.evaluation.results import Evaluated, Evaluation, TaskScore
 
 if TYPE_CHECKING:
-    from gac.evaluation.bench import Result
     from gac.evaluation.latency import Timed
 
 _COLUMNS = ("parameters", "dtype", "perplexity", "ratio", "ln ratio", "KL", "top-1")
-_BENCH = (
-    "ms: median of a run; IQR in % of it; over dense: speed over the dense model with fused weights, timed in the same "
-    "rounds;\npredicted: from the latency table, in % beside what was measured; loss: nats a token"
-)
 
 
 def perplexity_table(result: Evaluation) -> Table:
@@ -88,36 +83,25 @@ def _count(score: TaskScore) -> str:
 # --- latency --------------------------------------------------------------------------------------------------------
 
 
-def latency_table(results: "Sequence[Result]", total: int) -> Group:
-    """One table a workload; ``total`` is the number of the dense targeted weights' parameters."""
-    groups = groupby(results, key=lambda result: result.timed.workload)
-    tables = [_by_name(name, {result.timed.name: benched(result, total) for result in group}) for name, group in groups]
-    return stacked([*tables, legend(_BENCH)])
-
-
 def timed_table(results: "Sequence[Timed]") -> Group:
     """One table a workload; speeds are over the first model of each."""
     tables = []
     for workload, group in groupby(results, key=lambda timed: timed.workload):
         models = list(group)
         first = models[0].latency.median_ns
-        rows = {timed.name: _timed(timed, speed=f"{first / timed.latency.median_ns:.3f}x") for timed in models}
-        tables.append(_by_name(workload, rows))
+        rows = {timed.name: timing_cells(timed, speed=f"{first / timed.latency.median_ns:.3f}x") for timed in models}
+        tables.append(table_by_name(workload, rows))
     return stacked([*tables, legend("ms: median of a run; IQR in % of it; speed: over the first model's")])
 
 
-def _by_name(heading: str, rows: dict[str, dict[str, str]]) -> Table:
+def table_by_name(heading: str, rows: dict[str, dict[str, str]]) -> Table:
+    """Figures by row and then by column, under the heading of the rows' names."""
     columns = [(heading, "<"), *((column, ">") for column in next(iter(rows.values())))]
     return Table(columns, [(name, *figures.values()) for name, figures in rows.items()])
 
 
-def benched(result: "Result", total: int) -> dict[str, str]:
-    predicted = "" if result.error is None else f"{result.error:+.1%}"
-    speed = {"over dense": f"{result.speedup:.3f}x", "predicted": predicted}
-    return {"kept": f"{result.params / total:.4f}", "loss": f"{result.loss:.4f}", **_timed(result.timed, **speed)}
-
-
-def _timed(timed: "Timed", **speed: str) -> dict[str, str]:
+def timing_cells(timed: "Timed", **speed: str) -> dict[str, str]:
+    """One row's figures by column; ``speed`` adds columns behind the spread."""
     spread = timed.latency
     return {
         "ms": f"{spread.median_ns / 1e6:.3f}",

@@ -1,1 +1,1 @@
-"""Studies of the published experiments, and why a dim is slow."""
+"""Studies of the published experiments, why a dim is slow, and plans of known shapes, timed."""

@@ -12,7 +12,6 @@ from gac.allocation.latencies import INTERPOLATED, MEASURED, MODELLED, UNKNOWN, 
 from gac.core.errors import BudgetError, ProfileError
 from gac.core.operations import attend, attend_latents, linear, round_inputs
 from gac.core.workloads import Workload
-from gac.evaluation.shapes import planner_of_shapes
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned, fuse_sites
 from gac.models.families import family_of
@@ -26,6 +25,7 @@ from gac.profiling.sweeps.coverage import WORKLOADS, fused_points, model_points
 from gac.profiling.table import Profile
 from gac.runtime.contract import apart_from
 from gac.schemes import scheme_named
+from gac_extensions.lab.shapes.models import planner_of_shapes
 from tests.headers import make_profile
 from tests.small_pipeline import Small
 

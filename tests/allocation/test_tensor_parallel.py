@@ -16,8 +16,6 @@ from gac.compression.apply import empty_stored
 from gac.core.errors import GacError, PlanError, ProfileError
 from gac.core.operations import all_gather, all_reduce, linear
 from gac.core.workloads import Workload
-from gac.evaluation.shapes import planner_of_shapes
-from gac.evaluation.versions import Planner
 from gac.forms import form_named
 from gac.forms.tensor_parallel import check_splits, divides, split_gemms, split_matrices, split_operations
 from gac.models.families import family_of
@@ -33,6 +31,8 @@ from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.table import Profile
 from gac.runtime.parallel.division import cuts_of
 from gac.schemes import scheme_named
+from gac_extensions.lab.shapes.models import planner_of_shapes
+from gac_extensions.lab.shapes.versions import Planner
 from tests.headers import make_profile
 from tests.models.small import small_config, small_model, weights_of
 

@@ -11,7 +11,6 @@ from gac.allocation.decide import attach_single_gpu_comparison, decide, speed_de
 from gac.allocation.problem import Problem, as_knapsack
 from gac.core.errors import ModelError, ProfileError
 from gac.core.workloads import Workload
-from gac.evaluation.shapes import planner_of_shapes
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.planned_sites import as_planned
 from gac.models.shapes import Shapes
@@ -20,6 +19,7 @@ from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
 from gac.plan.summary import profile_command
 from gac.profiling.sweeps.coverage import WORKLOADS
+from gac_extensions.lab.shapes.models import planner_of_shapes
 from tests.allocation.small_problems import PREFILL, problem, profile, rows
 
 TABLE = "nvidia-h100-80gb-hbm3"

@@ -33,12 +33,12 @@ import transformers
 
 from gac.checkpoint.planned import attach_plan
 from gac.core.workloads import Workload
-from gac.evaluation.shapes import planner_of_shapes, variant
 from gac.forms import DEFAULT_FORMS
 from gac.models.shapes import SHAPES
 from gac.plan.plan import Plan, SiteChoice, WeightChoice
 from gac.plan.recipe import DEFAULT_WORKLOADS
 from gac.runtime.contract import DIGESTS
+from gac_extensions.lab.shapes.models import planner_of_shapes, variant
 from tests.benchmarks.harness import options, write
 
 WAYS = ("gac.load", "import gac", "no gac")

@@ -17,9 +17,9 @@ from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.frontier import Frontier, frontier
 from gac.allocation.problem import Problem
 from gac.core.workloads import Workload
-from gac.evaluation.shapes import planner_of_shapes
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.plan.costs import PARAMS, ns_of
+from gac_extensions.lab.shapes.models import planner_of_shapes
 from tests.benchmarks.bench_knapsack import tails, timed
 from tests.benchmarks.harness import OPTIONS, machine, options
 

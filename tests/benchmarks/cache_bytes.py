@@ -22,9 +22,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from gac.core.workloads import Workload
 from gac.evaluation.latency import Context, prepare
-from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant
-from gac.evaluation.versions import Planner
 from gac.plan.plan import Plan
+from gac_extensions.lab.shapes.models import model_of_shapes, planner_of_shapes, variant
+from gac_extensions.lab.shapes.versions import Planner
 from tests.benchmarks.harness import machine, markdown, options, write
 
 SETTINGS = ("shapes", "layers", "tokens", "device")

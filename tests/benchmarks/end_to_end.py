@@ -23,10 +23,11 @@ from typing import Any
 from gac.core.errors import GacError
 from gac.core.io import from_json, to_json
 from gac.core.workloads import Workload
-from gac.evaluation.bench import Bench, Result
 from gac.evaluation.latency import METHOD, GraphTimer
-from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
-from gac.evaluation.versions import (
+from gac_extensions.lab.shapes.bench import Bench, Result
+from gac_extensions.lab.shapes.models import model_of_shapes, planner_of_shapes
+from gac_extensions.lab.shapes.tables import benched
+from gac_extensions.lab.shapes.versions import (
     UNALIGNED,
     Planner,
     Version,
@@ -35,7 +36,6 @@ from gac.evaluation.versions import (
     fastest_versions,
     versions_at,
 )
-from gac.reporting.evaluation import benched
 from tests.benchmarks.harness import markdown, options, write
 
 WORKLOADS = (

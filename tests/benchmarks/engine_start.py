@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 
 from gac.core.workloads import Workload
-from gac.evaluation.shapes import planner_of_shapes
 from gac.models.shapes import shapes_of
 from gac.plan.engines import VLLM
+from gac_extensions.lab.shapes.models import planner_of_shapes
 from tests.benchmarks.harness import options, write
 from tests.benchmarks.in_vllm import WORKLOADS, write_config
 

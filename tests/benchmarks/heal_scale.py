@@ -20,7 +20,6 @@ import torch
 
 from gac.core.distributed.launch import local_rank
 from gac.core.distributed.run import this_run
-from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant
 from gac.healing import run as run_module
 from gac.healing import whole_model
 from gac.healing.records import TrainingBudget, default_rate
@@ -29,6 +28,7 @@ from gac.healing.sharding import needs_sharding
 from gac.healing.text import HealingText, held_out
 from gac.models.modules import frozen
 from gac.models.threads import entry_point
+from gac_extensions.lab.shapes.models import model_of_shapes, planner_of_shapes, variant
 from tests.benchmarks.harness import options, write
 
 WINDOWS = 80

@@ -21,10 +21,10 @@ from gac.core.io import to_json
 from gac.core.workloads import Workload
 from gac.evaluation.engines.bench import bench_engine
 from gac.evaluation.engines.steps import config_of
-from gac.evaluation.shapes import planner_of_shapes
 from gac.models.shapes import Shapes, shapes_of
 from gac.plan.engines import VLLM
 from gac.plan.plan import Plan
+from gac_extensions.lab.shapes.models import planner_of_shapes
 from tests.benchmarks.harness import options, write
 
 WORKLOADS = ("prefill:8x1024", "decode:1@1024", "decode:16@1024", "decode:64@1024")

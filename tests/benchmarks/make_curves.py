@@ -23,16 +23,16 @@ from gac.forms import form_named
 from gac.forms.curvature.methods import Kfac
 from gac.forms.loss_curves import LossCurve
 from gac.measurement.calibration import CalibrationRun
-from gac.measurement.curve_library import HEAD, LATENTS, LIBRARY_FORMS, PRICE, CurveLibrary
 from gac.measurement.curves import measure_curves
 from gac.measurement.embeddings import measure_head
 from gac.measurement.text import calibration_windows
 from gac.models.families import family_of
 from gac.models.loading import Loaded
 from gac.schemes import scheme_named
+from gac_extensions.lab.shapes.curve_library import HEAD, LATENTS, LIBRARY_FORMS, PRICE, CurveLibrary
 from tests.benchmarks.harness import OPTIONS, options, problem_of, read
 
-SHIPPED = Path(__file__).parents[2] / "gac" / "sensitivity" / "smollm2_curves.npz"
+SHIPPED = Path(__file__).parents[2] / "gac_extensions" / "lab" / "shapes" / "smollm2_curves.npz"
 POINTS = 257
 FEW_POINTS = 17
 LATENT = "latent"

@@ -20,7 +20,6 @@ import numpy as np
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.core.arrays import Floats, Ints
 from gac.core.errors import BudgetError
-from gac.evaluation.shapes import planner_of_shapes
 from gac.forms import form_named
 from gac.models.shapes import SHAPES, Shapes
 from gac.plan.plan import Plan
@@ -31,6 +30,7 @@ from gac.profiling.rows import Rows
 from gac.profiling.sweeps.coverage import WORKLOADS, fused_points, model_points
 from gac.profiling.table import Profile
 from gac.schemes import scheme_timed_as
+from gac_extensions.lab.shapes.models import planner_of_shapes
 from tests.benchmarks.harness import markdown, options, write
 
 TABLES = ("nvidia-h100-80gb-hbm3", "nvidia-h200")

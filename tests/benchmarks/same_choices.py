@@ -24,8 +24,8 @@ from typing import Any
 
 from gac.core.errors import GacError
 from gac.core.workloads import Workload
-from gac.evaluation.shapes import planner_of_shapes
-from gac.evaluation.versions import Planner
+from gac_extensions.lab.shapes.models import planner_of_shapes
+from gac_extensions.lab.shapes.versions import Planner
 from tests.benchmarks.harness import options
 
 STORED = Path(__file__).parent / "results" / "same-choices.json.gz"

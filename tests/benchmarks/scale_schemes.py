@@ -27,11 +27,11 @@ from gac.allocation.problem import Instance, Problem, as_knapsack
 from gac.core.arrays import Ints
 from gac.core.operations import Operation
 from gac.core.workloads import Workload
-from gac.evaluation.shapes import planner_of_shapes
-from gac.evaluation.versions import Planner
 from gac.forms import DEFAULT_FORMS
 from gac.profiling.table import Profile
 from gac.schemes import scheme_timed_as
+from gac_extensions.lab.shapes.models import planner_of_shapes
+from gac_extensions.lab.shapes.versions import Planner
 from tests.benchmarks.harness import OPTIONS, machine, options, write
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from typing import Any
 from gac.allocation.decide import decide
 from gac.allocation.problem import Instance
 from gac.core.workloads import Workload
-from gac.evaluation.shapes import planner_of_shapes
 from gac.forms import DEFAULT_FORMS
+from gac_extensions.lab.shapes.models import planner_of_shapes
 from tests.benchmarks.harness import markdown, options
 
 WORKLOADS = ("prefill:1x1024", "decode:1@1024")

@@ -17,7 +17,6 @@ from gac.checkpoint.card import model_card
 from gac.core.errors import PlanError
 from gac.core.words import duration, nats, ranges
 from gac.core.workloads import Workload
-from gac.evaluation.shapes import planner_of_shapes
 from gac.models.sites import Weight
 from gac.plan.layers import legend_of
 from gac.plan.plan import Candidate, Limit, Plan, SiteChoice, WeightChoice
@@ -26,6 +25,7 @@ from gac.reporting.report.reasons import next_dims, reasons, trades
 from gac.reporting.report.render import report_page
 from gac.reporting.report.sources import Sources
 from gac.reporting.report.tables import about_dense, stayed_dense
+from gac_extensions.lab.shapes.models import planner_of_shapes
 from tests.allocation.small_problems import PREFILL, measured, profile
 from tests.changed import changed_recipe, with_measured, with_recipe
 from tests.reporting.report_plans import by_rule, decided, renamed, rounded, rounding, whole_range

@@ -13,7 +13,6 @@ from transformers import LlamaConfig
 
 from gac.allocation.frontier import frontier
 from gac.core.rich_tables import new_table
-from gac.evaluation.bench import Result
 from gac.evaluation.latency import Spread, Timed
 from gac.evaluation.results import Divergence, Evaluated, Evaluation, OnText, Perplexity, TaskScore
 from gac.plan.layers import plan_table
@@ -21,10 +20,12 @@ from gac.plan.plan import Plan, WorkloadLatency
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Launch
 from gac.profiling.table import Sweep
-from gac.reporting.evaluation import latency_table, perplexity_table, task_table, timed_table
+from gac.reporting.evaluation import perplexity_table, task_table, timed_table
 from gac.reporting.gpu_tables import ExplainedSweep, alignment_table, cliffs_table, points_table, profiles_table
 from gac.reporting.tables import comparison_table, differences_table, plan_line, plan_summary
 from gac_extensions.lab.mechanisms.causes import Cause
+from gac_extensions.lab.shapes.bench import Result
+from gac_extensions.lab.shapes.tables import latency_table
 from tests.allocation.small_problems import measured, problem, profile
 from tests.changed import with_measured, with_recipe
 from tests.compression.compressed import MakePlan

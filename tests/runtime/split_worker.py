@@ -17,14 +17,16 @@ from torch import distributed
 
 import gac
 from gac.core.workloads import Workload
-from gac.evaluation.bench import Bench
-from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant, weight_bytes
-from gac.evaluation.split import SlowestTimer, SplitShapes, end_together, ranks_of_torchrun
+from gac.evaluation.latency import weight_bytes
+from gac.evaluation.split import SlowestTimer, end_together, ranks_of_torchrun
 from gac.measurement.embeddings import quantised_embeddings, replace_embeddings
 from gac.models.shapes import Shapes
 from gac.runtime.parallel.ranks import started
 from gac.runtime.parallel.splitting import split as split_in_place
 from gac.schemes import scheme_named
+from gac_extensions.lab.shapes.bench import Bench
+from gac_extensions.lab.shapes.models import model_of_shapes, planner_of_shapes, variant
+from gac_extensions.lab.shapes.split import SplitShapes
 from tests.compression.applying import IDS, logits
 from tests.evaluation.test_latency import CountingTimer
 from tests.models.small import small_config, small_model

@@ -12,10 +12,7 @@ from transformers import PreTrainedModel
 
 from gac.allocation.latencies import Timing, summed_attention
 from gac.core.workloads import Workload
-from gac.evaluation.latency import Entry, Spread, Timed, Timer, time_in_turns
-from gac.evaluation.shapes import variant, weight_bytes, without_gemms
-from gac.evaluation.split import SplitShapes
-from gac.evaluation.versions import Version
+from gac.evaluation.latency import Entry, Spread, Timed, Timer, time_in_turns, weight_bytes
 from gac.forms import DENSE, FORMS, Form, form_named
 from gac.forms.planned_sites import as_planned, fuse_sites
 from gac.measurement.embeddings import quantised_embeddings
@@ -24,6 +21,9 @@ from gac.plan.evidence import RoundedHead
 from gac.plan.plan import WeightChoice
 from gac.profiling.timing.sampling import BATCH
 from gac.schemes import scheme_named
+from gac_extensions.lab.shapes.models import variant, without_gemms
+from gac_extensions.lab.shapes.split import SplitShapes
+from gac_extensions.lab.shapes.versions import Version
 
 _USABLE = 0.92
 _WORKSPACE = 4 * 10**9

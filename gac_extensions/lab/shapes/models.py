@@ -17,8 +17,6 @@ from gac.allocation.resolve import engine_steps
 from gac.compression.apply import describe, empty_module, skipped_blocks, where_they_run
 from gac.compression.rounding import store
 from gac.core.workloads import Workload
-from gac.evaluation.versions import Planner
-from gac.measurement.curve_library import CurveLibrary
 from gac.measurement.embeddings import replace_embeddings
 from gac.models.families import family_of
 from gac.models.linears import linear_at
@@ -31,8 +29,9 @@ from gac.plan.recipe import Recipe
 from gac.profiling.select import select_profile
 from gac.runtime.finish import Description, finish
 from gac.runtime.plain.modeling_gac import Absent, Constant
-from gac.runtime.storage.modules import stored_modules
 from gac.schemes import scheme_named
+from gac_extensions.lab.shapes.curve_library import CurveLibrary
+from gac_extensions.lab.shapes.versions import Planner
 
 _AutoConfig: Any = transformers.AutoConfig
 _AutoModel: Any = transformers.AutoModelForCausalLM
@@ -154,12 +153,6 @@ class StandIn(nn.Module):
         if key not in self._outputs:
             self._outputs[key] = torch.randn(key, dtype=torch.float32, device=x.device).to(x.dtype)
         return self._outputs[key].view(*leading, self._features)
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """Bytes of a model's parameters, each counted once, and of its stored matrices."""
-    stored = [tensor for module in stored_modules(model).values() for tensor in module.counted.values()]
-    return sum(values.nbytes for values in (*model.parameters(), *stored))
 
 
 def sharing(model: PreTrainedModel) -> PreTrainedModel:
