@@ -61,7 +61,7 @@ def test_offloaded_weights_have_no_successor(small: Small, given: Any, message: 
         small.allocate(0.7, model=spread, **given) if plan is None else small.compress(plan, model=spread)
 
 
-def test_offloaded_weights_that_are_tied_count_once(tiny_config: LlamaConfig, tmp_path: Path) -> None:
+def test_tied_weights_count_once_and_meta_is_refused(tiny_config: LlamaConfig, tmp_path: Path, small: Small) -> None:
     tiny_config.tie_word_embeddings = True
     model = LlamaForCausalLM(tiny_config)
     digest = model_digest(model, [])
@@ -70,9 +70,6 @@ def test_offloaded_weights_that_are_tied_count_once(tiny_config: LlamaConfig, tm
     spread = accelerate.dispatch_model(model, device_map, main_device="cpu", offload_dir=tmp_path)
     assert spread.lm_head.weight.is_meta
     assert model_digest(spread, []) == digest
-
-
-def test_weights_without_values_are_refused(small: Small) -> None:
     with pytest.raises(ModelError, match=r"lm_head\.weight is on the meta device"):
         read_parameter(small.model.to("meta"), "lm_head.weight")
 

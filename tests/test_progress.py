@@ -16,7 +16,7 @@ def _work(shown: bool = True) -> None:
         bar.update()
 
 
-def test_a_line_a_minute_in_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_in_files_bars_on_terminals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _work()
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr(progress, "_SECONDS", 0.0)  # print at every update
@@ -26,9 +26,6 @@ def test_a_line_a_minute_in_a_file(capsys: pytest.CaptureFixture[str], monkeypat
     assert error.startswith("fitting: 0 of 3 layers after 00:00, about ? left\n")
     assert "calibrating: 0 of 2 windows after 00:00, about ? left\n" in error
     assert "\r" not in error
-
-
-def test_bars_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     _work()
     error = capsys.readouterr().err

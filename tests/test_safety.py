@@ -57,11 +57,9 @@ def test_no_module_can_run_what_it_reads_and_exceptions_read_data_alone() -> Non
     assert all("weights_only=True" in call for call in loads if call.startswith("torch.load"))
 
 
-@pytest.mark.parametrize(
-    "code", ["import pickle", "torch.load(f)", "np.load(f, allow_pickle=True)", "eval(x)", "from yaml import load"]
-)
-def test_the_check_finds_what_it_looks_for(code: str) -> None:
-    assert len([name for node in ast.walk(ast.parse(code)) for name in danger(node)]) == 1
+def test_the_check_finds_what_it_looks_for() -> None:
+    for code in ("import pickle", "torch.load(f)", "np.load(f, allow_pickle=True)", "eval(x)", "from yaml import load"):
+        assert len([name for node in ast.walk(ast.parse(code)) for name in danger(node)]) == 1
 
 
 def test_code_of_a_model_is_never_asked_for() -> None:

@@ -63,18 +63,15 @@ def test_a_packaged_model_is_saved_in_16_bits(asked: str, tied: bool, small: Sma
     assert packaged.model.dtype == torch.float32
 
 
-def test_a_model_made_in_16_bits_has_the_bytes_of_its_plan(small: Small, tmp_path: Path) -> None:
+def test_models_made_or_kept_in_other_bits_have_the_bytes_of_their_plans(small: Small, tmp_path: Path) -> None:
     config = small_config("llama", num_hidden_layers=1)
     config.dtype = torch.float32
     pipeline = Small(small_model(config), small.tokenizer, small.text)
     plan = pipeline.allocate(**ASKED["few bits"])
     compressed = pipeline.compress(plan, dtype=torch.bfloat16)
-    gac.save(compressed, tmp_path / "small", tokenizer=pipeline.tokenizer)
-    assert bytes_in(tmp_path / "small") == plan.model_bytes[0]
-    assert torch.equal(logits(gac.load(tmp_path / "small", device="cpu")), logits(compressed.cpu()))
-
-
-def test_a_model_in_32_bits_stays_so_and_its_card_says_it(small: Small, tmp_path: Path) -> None:
+    gac.save(compressed, tmp_path / "made", tokenizer=pipeline.tokenizer)
+    assert bytes_in(tmp_path / "made") == plan.model_bytes[0]
+    assert torch.equal(logits(gac.load(tmp_path / "made", device="cpu")), logits(compressed.cpu()))
     plan = small.allocate(0.7)
     small.there_and_back(plan, tmp_path)
     assert bytes_in(tmp_path / "small") == 2 * plan.model_bytes[0]

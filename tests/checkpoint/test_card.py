@@ -40,14 +40,11 @@ def test_a_name_is_text_in_the_card(number: int) -> None:
     assert rest.splitlines()[1].startswith("# a/&lt;script&gt;alert(1)")
 
 
-def test_a_plain_name_stays_as_it_is() -> None:
+def test_plain_names_stay_and_names_of_files_cannot_move_the_cursor(saved: Path) -> None:
     card = cards("HuggingFaceTB/SmolLM2-135M")[0]
     assert "base_model: HuggingFaceTB/SmolLM2-135M\n" in card
     assert "\n# HuggingFaceTB/SmolLM2-135M, compressed to" in card
     assert "<pre>\nGAC plan for HuggingFaceTB/SmolLM2-135M (llama)" in card
-
-
-def test_names_of_files_cannot_move_the_cursor(saved: Path) -> None:
     (saved / "\x1b[2J\u202ex").touch()
     shown = run("verify", saved).output
     assert "not checked  \\x1b[2J\\u202ex (not there when it was saved)" in shown

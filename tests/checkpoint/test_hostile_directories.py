@@ -126,11 +126,18 @@ def test_json_of_a_dense_model_is_read_strictly(name: str, dense: Path) -> None:
                 read(str(dense))
 
 
-def test_generation_may_stop_at_line_breaks(saved: Path) -> None:
+def test_usual_generation_is_read_and_may_stop_at_line_breaks(saved: Path, dense: Path) -> None:
     model = gac.load(saved)
     model.generation_config.stop_strings = ["\n\n", "\tuser:"]
     gac.save(model, saved.parent / "again")
     assert gac.load(saved.parent / "again", verify=True).generation_config.stop_strings == ["\n\n", "\tuser:"]
+    usual: dict[str, Any] = {"eos_token_id": [1, 2], "pad_token_id": -1, "temperature": 1, "do_sample": True}
+    usual |= {"top_p": 0.9, "top_k": 20, "max_new_tokens": 5, "suppress_tokens": []}
+    (saved / DIGESTS).unlink()
+    for folder, read in ((saved, gac.load), (dense, lambda folder: load_model(str(folder)).model)):
+        edit(folder / "generation_config.json", **usual)
+        config = read(folder).generation_config
+        assert {name: getattr(config, name) for name in usual} == usual
 
 
 @pytest.mark.slow
@@ -232,13 +239,3 @@ def test_what_cannot_run_is_refused(file: str, fields: list[tuple[str, Any]], sa
         for read in (load_config, load_model):
             with pytest.raises(ModelError, match=named):
                 read(str(dense))
-
-
-def test_usual_generation_is_read(saved: Path, dense: Path) -> None:
-    usual: dict[str, Any] = {"eos_token_id": [1, 2], "pad_token_id": -1, "temperature": 1, "do_sample": True}
-    usual |= {"top_p": 0.9, "top_k": 20, "max_new_tokens": 5, "suppress_tokens": []}
-    (saved / DIGESTS).unlink()
-    for folder, read in ((saved, gac.load), (dense, lambda folder: load_model(str(folder)).model)):
-        edit(folder / "generation_config.json", **usual)
-        config = read(folder).generation_config
-        assert {name: getattr(config, name) for name in usual} == usual

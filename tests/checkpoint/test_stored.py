@@ -77,11 +77,16 @@ def saved(model: Any, tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-def test_parameters_count_every_number(model: Any) -> None:
+def test_parameters_are_counted_and_exported_in_the_models_dtype(model: Any, saved: Path, tmp_path: Path) -> None:
     plan = model.gac_plan
     assert count_parameters(model) - plan.budget.used == sum(
         one.numel() for name, one in model.named_parameters() if "norm" in name or "embed" in name or "lm_head" in name
     )
+    gac.export(saved, tmp_path / "merged", merge=True)
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.equal(merged.get_submodule(DOWN).weight, model.get_submodule(DOWN).values(torch.bfloat16))
+    assert merged.num_parameters() == small_model(small_config("llama")).num_parameters()
+    assert (logits(merged) - logits(model)).abs().max() < 0.05 * logits(model).abs().max()
 
 
 def test_weights_of_one_scheme_share_a_gemm(make_plan: MakePlan, tmp_path: Path) -> None:
@@ -99,14 +104,6 @@ def test_weights_of_one_scheme_share_a_gemm(make_plan: MakePlan, tmp_path: Path)
     assert torch.equal(logits(loaded), logits(model))
     ours, theirs = load_file(tmp_path / "saved" / "model.safetensors"), plain.state_dict()
     assert all(torch.equal(theirs[name], one) for name, one in ours.items())
-
-
-def test_it_is_exported_in_the_models_dtype(model: Any, saved: Path, tmp_path: Path) -> None:
-    gac.export(saved, tmp_path / "merged", merge=True)
-    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    assert torch.equal(merged.get_submodule(DOWN).weight, model.get_submodule(DOWN).values(torch.bfloat16))
-    assert merged.num_parameters() == small_model(small_config("llama")).num_parameters()
-    assert (logits(merged) - logits(model)).abs().max() < 0.05 * logits(model).abs().max()
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

@@ -112,20 +112,15 @@ def test_a_saved_frontier_is_shown_and_drawn_without_a_model(saved: Path, tmp_pa
     }
 
 
-@pytest.mark.parametrize("option", [["--points", 5], ["--no-align"]])
-def test_what_a_saved_frontier_does_not_heed_is_refused(saved: Path, option: list[object]) -> None:
-    result = run("frontier", saved, *option)
-    assert result.exit_code == 2
-    assert f"goes with a model; {saved} is a saved frontier." in result.stderr
-
-
-def test_a_file_that_is_no_frontier(saved: Path, tmp_path: Path) -> None:
-    saved.write_text(json.dumps({"plan": 1}))
-    result = run("frontier", saved)
-    assert result.exit_code == 1
-    assert f"Error: frontier {saved}: " in result.stderr
-    missing = run("frontier", tmp_path / "none.json")
-    assert f"frontier {tmp_path / 'none.json'} cannot be read: No such file or directory" in missing.stderr
+def test_what_a_saved_frontier_does_not_heed_and_files_that_are_none_are_refused(saved: Path, tmp_path: Path) -> None:
+    for option in (["--points", 5], ["--no-align"]):
+        result = run("frontier", saved, *option)
+        assert result.exit_code == 2
+        assert f"goes with a model; {saved} is a saved frontier." in result.stderr
+    saved.write_text('{"plan": 1}')
+    assert f"Error: frontier {saved}: " in refused("frontier", saved)
+    missing = refused("frontier", tmp_path / "none.json")
+    assert f"frontier {tmp_path / 'none.json'} cannot be read: No such file or directory" in missing
 
 
 H100 = "nvidia-h100-80gb-hbm3"

@@ -214,14 +214,11 @@ def test_what_is_asked_for_is_measured(options: str, points: tuple[Point, ...], 
     assert profiler.points == set(points)
 
 
-def test_sweeps_and_models_add_up(profiler: Profiler) -> None:
+def test_sweeps_and_models_add_up_and_an_estimate_measures_nothing(profiler: Profiler) -> None:
     words = "profile --sweep gemm-k --sweep gemv --model smollm2 --passes 2 --seconds 9 --gpus 4"
     assert run(*words.split(), "-o", profiler.recorded).exit_code == 0
     assert profiler.points == {*STUDIES.get("gemm-k").points(), *STUDIES.get("gemv").points(), *of_model()}
     assert profiler.rest == (profiler.recorded, 2, 9.0, 4)
-
-
-def test_an_estimate_measures_nothing(profiler: Profiler) -> None:
     shapes = len(STUDIES.get("gemv").points())
     document = answer("profile", "--sweep", "gemv", "--estimate")
     path = str(profiler.recorded)

@@ -182,9 +182,7 @@ def test_a_full_standard_output_is_an_error(words: str) -> None:
     assert result.stderr == "Error: the answer cannot be written: No space left on device\n"
 
 
-def test_a_closed_standard_error_and_an_output_of_ascii(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_closed_standard_error_and_an_output_of_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     result = _process("study --json 2>&-")
     assert result.returncode == 0
     assert json.loads(result.stdout)["studies"]

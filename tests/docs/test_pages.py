@@ -18,7 +18,7 @@ from gac.cli import main
 from tests.cli.commands import run
 
 MAKE = (ROOT / "Makefile").read_text(encoding="utf-8")
-BENCHMARKS = sorted({path.stem for path in (ROOT / "tests/benchmarks").glob("*.py")} - {"harness"})
+BENCHMARKS = sorted({path.stem for path in (ROOT / "tests/benchmarks").glob("*.py")} - {"harness", "problems"})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 

@@ -48,13 +48,10 @@ def test_perplexity_is_the_mean(windows: int, length: int, long: Any, tiny_token
     assert measured.tokens == windows * (length - 1)
 
 
-def test_the_batch_does_not_matter(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
+def test_protocol_and_batches(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str, text_file: Path) -> None:
     single, many = (perplexity(tiny_model, tiny_tokenizer, prose, windows=5, length=32, batch=size) for size in (1, 3))
     assert many.value == pytest.approx(single.value, rel=1e-6)
     assert (many.tokens, many.protocol) == (single.tokens, single.protocol)
-
-
-def test_the_protocol_says_it_all(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, text_file: Path) -> None:
     measured = perplexity(tiny_model.bfloat16(), tiny_tokenizer, str(text_file), windows=2, length=16)
     protocol = f"{text_file}, 2 windows x 16 in even steps from token 0, non-overlapping"
     assert measured.protocol == f"{protocol}, BOS at the head of every window"

@@ -83,9 +83,7 @@ def test_batches_are_alike(tiny_model: Any, tiny_tokenizer: Any, written: Path, 
     assert (*capfd.readouterr(), caplog.messages) == ("", "", [])
 
 
-def test_examples_come_first_and_nan_is_refused(
-    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path
-) -> None:
+def test_examples_come_first_and_no_nan(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path) -> None:
     suite = open_suite([str(write(written.parent, fewshot_split="test"))], num_fewshot=2)
     scores = suite.run(tiny_model, tiny_tokenizer)
     assert suite.run(tiny_model, tiny_tokenizer) == scores

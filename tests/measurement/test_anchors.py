@@ -210,7 +210,7 @@ def test_a_whole_is_what_the_model_loses_with_all_its_weights_changed(sharp: Any
         assert lost == pytest.approx(model_runs.divergence(modules), rel=1e-3)
 
 
-def test_kept_losses_are_read_and_the_model_is_not_run(sharp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_model_is_not_run(sharp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(sharp)
     first = measured(run, "latent:int8")
     assert set(first.wholes) == {"latent", "latent:int8"}
@@ -220,10 +220,6 @@ def test_kept_losses_are_read_and_the_model_is_not_run(sharp: Any, monkeypatch: 
     assert all(np.array_equal(curve.loss, again.by_key[key].loss) for key, curve in first.by_key.items())
     assert set(measured(run, "latent").wholes) == {"latent"}
     assert measured(run, "low_rank").wholes == {}
-
-
-def test_without_held_out_windows_or_gradients_nothing_is_run(sharp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(ModelRuns, "divergence")
     assert measured(run_of(sharp, WINDOWS[:5]), "latent").wholes == {}
     assert measured(run_of(sharp, method="svd-llm"), "latent").wholes == {}
 

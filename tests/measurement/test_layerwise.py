@@ -54,14 +54,12 @@ def whole_backward(model: PreTrainedModel, name: str, power: float) -> Moments:
     x, g = torch.cat(inputs).double(), torch.cat(gradients).double()
     of_g, of_x = (rows.norm(dim=1, keepdim=True) ** power for rows in (g, x))
     read = {reader: of_reader(x.float()) for reader, of_reader in READERS.items()}
+    rounded = {reader: (numbers * scale - x).square() for reader, (numbers, scale) in read.items()}
     return Moments(
         (of_g * x).T @ x / of_g.sum(),
         (of_x * g).T @ g / len(g) * of_g.sum() / (of_g * of_x).sum(),
         (of_g * x.abs()).sum(0) / of_g.sum(),
-        {
-            reader: (of_g * (numbers * scale - x).square()).sum(0) / of_g.sum()
-            for reader, (numbers, scale) in read.items()
-        },
+        {reader: (of_g * squared).sum(0) / of_g.sum() for reader, squared in rounded.items()},
     )
 
 

@@ -53,15 +53,12 @@ def test_a_moment_is_1_beside_itself_and_grows_with_what_the_half_lacks() -> Non
     assert moment_ratio(half, torch.eye(3), half) > 1000
 
 
-def test_the_same_text_is_refused(compare: Any, text_file: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy.txt"
+def test_what_cannot_be_compared(compare: Any, tiny_model: LlamaForCausalLM, prose: str, text_file: Path) -> None:
+    copy = text_file.with_name("copy.txt")
     copy.write_text(text_file.read_text(), encoding="utf-8")
     for check, seed in ((text_file, 0), (copy, 1)):
         with pytest.raises(TextError, match=f"the check text {check}, which is calibrated on"):
             compare(str(check), f"{text_file}:4x64", seed=seed)
-
-
-def test_what_cannot_be_compared(compare: Any, tiny_model: LlamaForCausalLM, prose: str, text_file: Path) -> None:
     with pytest.raises(TextError, match="a check beside 1 calibration window; expected at least 2"):
         compare(["another text " * 20], f"{text_file}:1x64")
     with pytest.raises(TextError, match="has 5 tokens for evaluation"):

@@ -77,7 +77,7 @@ def test_a_panel_for_parameters_and_one_a_workload(saved: Frontier) -> None:
     assert titles(figure_of_frontier(lacking)) == ["parameters", "prefill:1x8"]
 
 
-def test_points_stand_where_they_are_and_only_the_limited_axis_has_a_line(saved: Frontier) -> None:
+def test_points_stand_where_they_are_and_are_hollow_if_not_proved(saved: Frontier) -> None:
     params, prefill, _ = figure_of_frontier(saved).axes[:3]
     assert [ax.lines[0].get_linestyle() for ax in (params, prefill)] == ["-", "None"]
     assert legend(params) == ["least loss for each limit", "dense, 7.39"]
@@ -85,6 +85,11 @@ def test_points_stand_where_they_are_and_only_the_limited_axis_has_a_line(saved:
     line, dense = prefill.lines
     assert [list(axis) for axis in line.get_data()] == [[0.09, 0.12], [point.perplexity for point in saved.points[-2:]]]
     assert (list(dense.get_xdata()), list(dense.get_ydata())) == ([0.12], [saved.dense_perplexity])
+    last = saved.points[-1]
+    open_end = replace(last, certificate=replace(last.certificate, status="feasible"))
+    ax = plot_frontier(replace(saved, points=(*saved.points[:-1], open_end)))
+    assert legend(ax) == ["least loss for each limit", "not proved in time", "dense, 7.39"]
+    assert ax.lines[1].get_markerfacecolor() == "white"
 
 
 def test_another_frontier_of_the_same_model_is_drawn_where_its_costs_are_known(saved: Frontier) -> None:
@@ -100,11 +105,3 @@ def test_another_frontier_of_the_same_model_is_drawn_where_its_costs_are_known(s
         figure_of_frontier(saved, beside={"theirs": other})
     with pytest.raises(GacError, match="7 frontiers in one figure; expected 1 to 6"):
         figure_of_frontier(saved, beside=dict.fromkeys("abcdefg", saved))
-
-
-def test_points_that_are_not_proved_are_hollow(saved: Frontier) -> None:
-    last = saved.points[-1]
-    open_end = replace(last, certificate=replace(last.certificate, status="feasible"))
-    ax = plot_frontier(replace(saved, points=(*saved.points[:-1], open_end)))
-    assert legend(ax) == ["least loss for each limit", "not proved in time", "dense, 7.39"]
-    assert ax.lines[1].get_markerfacecolor() == "white"

@@ -50,7 +50,7 @@ def other(make_plan: MakePlan, tiny_config: LlamaConfig) -> Plan:
     )
 
 
-def test_a_plan_by_layer(other: Plan) -> None:
+def test_the_table_and_the_summary_of_a_plan(other: Plan, plan: Plan) -> None:
     assert shown(plan_table(other)) == [
         "layer q k v o gate up down kept loss",
         "───────────────────────────────────────────────────────",
@@ -58,6 +58,10 @@ def test_a_plan_by_layer(other: Plan) -> None:
         "1 - - - - w 128 w 128 w 128 0.800 0.0000",
         "r: rank of a pair; w: neurons that an MLP keeps; -: dense, as it was",
     ]
+    assert plan_summary(plan).plain == plan.summary()
+    short = plan_line(plan).plain.splitlines()
+    assert set(short) < set(plan.summary().splitlines())
+    assert [line.split()[0] for line in short] == ["parameters", f"{plan.budget.limit:,}", "alignment"]
 
 
 def test_weights_that_are_called_alike_have_columns_of_their_own(make_plan: MakePlan) -> None:
@@ -68,13 +72,6 @@ def test_weights_that_are_called_alike_have_columns_of_their_own(make_plan: Make
         "0 - r 8 - -",
         "1 - - - r 16",
     ]
-
-
-def test_the_summary_of_a_plan(plan: Plan) -> None:
-    assert plan_summary(plan).plain == plan.summary()
-    short = plan_line(plan).plain.splitlines()
-    assert set(short) < set(plan.summary().splitlines())
-    assert [line.split()[0] for line in short] == ["parameters", f"{plan.budget.limit:,}", "alignment"]
 
 
 def test_plans_beside_each_other_are_one_row_each(plan: Plan, other: Plan) -> None:
@@ -99,18 +96,7 @@ def test_plans_beside_each_other_are_one_row_each(plan: Plan, other: Plan) -> No
     assert shown(table)[7] == "predicted by different methods, shots or text: these losses are not of one scale"
 
 
-def test_weights_that_are_rounded_differ(make_plan: MakePlan, plan: Plan) -> None:
-    first, *rest = plan.sites
-    weight = replace(first.weights[0], scheme="w4a16")
-    rounded = replace(plan, sites=(replace(first, weights=(weight,)), *rest))
-    assert shown(differences_table(plan.compare(rounded)))[2:] == [
-        f"{Q} low_rank 16 low_rank 16 w4a16 +0 {weight.bytes - 2 * weight.params:+,}",
-        "1 of 14 weights differ",
-    ]
-    assert shown(plan_table(rounded))[-1].endswith("w4a16: rounded")
-
-
-def test_the_weights_that_differ_most_come_first(plan: Plan, other: Plan) -> None:
+def test_weights_that_differ_most_come_first_and_rounding_differs(plan: Plan, other: Plan, make_plan: MakePlan) -> None:
     assert shown(differences_table(plan.compare(other), most=2)) == [
         "weight first second parameters bytes",
         "───────────────────────────────────────────────────────────────────",
@@ -119,6 +105,14 @@ def test_the_weights_that_differ_most_come_first(plan: Plan, other: Plan) -> Non
         "4 of 14 weights differ, the 2 that differ most",
     ]
     assert shown(differences_table(plan.compare(plan))) == ["all 14 weights become the same"]
+    first, *rest = plan.sites
+    weight = replace(first.weights[0], scheme="w4a16")
+    rounded = replace(plan, sites=(replace(first, weights=(weight,)), *rest))
+    assert shown(differences_table(plan.compare(rounded)))[2:] == [
+        f"{Q} low_rank 16 low_rank 16 w4a16 +0 {weight.bytes - 2 * weight.params:+,}",
+        "1 of 14 weights differ",
+    ]
+    assert shown(plan_table(rounded))[-1].endswith("w4a16: rounded")
 
 
 PROTOCOL = "wiki-sample, 32 windows x 1024 from token 204800, non-overlapping, no BOS"

@@ -168,16 +168,13 @@ def test_heads_of_one_dim_and_primes_everywhere(small: Small) -> None:
         assert torch.isfinite(small.compress(plan, model)(windows(1, 8)).logits).all()
 
 
-def test_a_config_that_no_model_can_have_is_refused(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_configs_and_tokenizers_are_of_the_model(tiny_model: Any, tmp_path: Path, small: Small) -> None:
     tiny_model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for head_dim, why in ((61, "RoPE requires an even rotary dimension"), (0, "head_dim is 0, and not an integer")):
         (tmp_path / "config.json").write_text(json.dumps(config | {"head_dim": head_dim}))
         with pytest.raises(ModelError, match=why):
             gac.allocate(tmp_path, 0.8, progress=False)
-
-
-def test_a_tokenizer_of_another_model_and_windows_of_one_token_are_refused(small: Small) -> None:
     model = small_model(small_config("llama", vocab_size=50, bos_token_id=0, eos_token_id=0, pad_token_id=0))
     with pytest.raises(TextError, match="the tokenizer gives token id"):
         small.allocate(0.8, model)

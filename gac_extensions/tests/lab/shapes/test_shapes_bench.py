@@ -95,14 +95,6 @@ def test_models_share_a_context_if_their_caches_have_one_shape(planner: Planner,
     assert latency.decode_step(shorter, of_shorter)().isfinite().all()
 
 
-def test_few_layers_with_two_latency_limits_have_a_plan() -> None:
-    workloads = [Workload("decode", 1, 1024), Workload("prefill", 1, 1024)]
-    plan = planner_of_shapes("llama-3-8b", workloads, "nvidia-h200", layers=2).plan_by_default(0.7)
-    assert plan.speed is not None
-    assert plan.prediction.loss <= plan.certificate.value * (1 + SLACK)
-    assert all(workload.plan_ns is not None for workload in plan.workloads)
-
-
 def test_variants_are_those_of_their_plans(planner: Planner, versions: Any, model: PreTrainedModel) -> None:
     copied = variant(model, versions[UNALIGNED].choices)
     assert (weight_bytes(model) - weight_bytes(copied)) // 4 == planner.problem.params - versions[UNALIGNED].params
@@ -180,11 +172,16 @@ def test_versions_keep_the_budget_and_only_padding_adds_to_it(planner: Planner, 
     assert all(choice.dim % 64 == 0 for choice in padded if choice.form == "low_rank")
 
 
-def test_the_dense_model_is_predicted_as_it_is_measured() -> None:
+def test_the_dense_model_is_predicted_and_two_limits_of_few_layers_have_a_plan() -> None:
     reduced = {"neurons": (0.5, latency.Spread(15.0, 0, 9)), "heads": (0.75, latency.Spread(19.0, 0, 9))}
     full = dict.fromkeys(PARTS, 1.0)
     assert predicted_latency(100.0, 20.0, 1.0, reduced, full) == 100.0
     assert predicted_latency(100.0, 20.0, 0.0, reduced, full | {"neurons": 0.5, "heads": 0.5}) == 13.0
+    workloads = [Workload("decode", 1, 1024), Workload("prefill", 1, 1024)]
+    plan = planner_of_shapes("llama-3-8b", workloads, "nvidia-h200", layers=2).plan_by_default(0.7)
+    assert plan.speed is not None
+    assert plan.prediction.loss <= plan.certificate.value * (1 + SLACK)
+    assert all(workload.plan_ns is not None for workload in plan.workloads)
 
 
 def test_a_bench_times_every_version(planner: Planner, versions: Any, model: PreTrainedModel) -> None:
