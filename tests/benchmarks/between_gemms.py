@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import vllm._custom_ops as ops
 from torch import Tensor
 
 from gac.runtime.contract import FEW_ROWS
@@ -29,6 +28,8 @@ def random(*shape: int) -> Tensor:
 
 
 def rotary(tokens: int) -> Pair:
+    from vllm import _custom_ops as ops
+
     parts = [HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE]
     q, k, _ = random(tokens, sum(parts)).split(parts, dim=1)
     positions, angles = torch.arange(tokens, device="cuda") % 1024, random(2048, SIZE)
@@ -45,6 +46,8 @@ def rotary(tokens: int) -> Pair:
 
 
 def cache(tokens: int) -> Pair:
+    from vllm import _custom_ops as ops
+
     k, v = (half.view(tokens, KV_HEADS, SIZE) for half in random(tokens, 2 * KV_HEADS * SIZE).chunk(2, dim=1))
     pages = random(2 * tokens // PAGE + 1, KV_HEADS, PAGE, 2 * SIZE)
     slots, one = torch.randperm(len(pages) * PAGE, device="cuda")[:tokens], torch.ones((), device="cuda")
@@ -84,6 +87,8 @@ def norm(tokens: int) -> Pair:
 
 
 def main() -> None:
+    import vllm._custom_ops  # noqa: F401  # registers vLLM's kernels
+
     output = options(__doc__, "--output").parse_args().output
     kernels: dict[str, Callable[[int], Pair]] = {"norm": norm, "rotary": rotary, "cache": cache}
     kernels |= {f"gated {size}": lambda tokens, size=size: activation(tokens, size) for size in NEURONS}  # type: ignore[misc]
