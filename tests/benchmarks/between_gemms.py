@@ -87,9 +87,9 @@ def norm(tokens: int) -> Pair:
 
 
 def main() -> None:
+    output = options(__doc__, "--output").parse_args().output
     import vllm._custom_ops  # noqa: F401  # registers vLLM's kernels
 
-    output = options(__doc__, "--output").parse_args().output
     kernels: dict[str, Callable[[int], Pair]] = {"norm": norm, "rotary": rotary, "cache": cache}
     kernels |= {f"gated {size}": lambda tokens, size=size: activation(tokens, size) for size in NEURONS}  # type: ignore[misc]
     results: dict[str, Any] = {}
