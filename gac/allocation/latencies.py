@@ -137,6 +137,8 @@ class Timing:
 
     def _features(self, form: Form, weight: Weight, dims: Ints) -> tuple[Ints, Ints]:
         features = self._for_all(_at_each(partial(split_fused, form, gpus=self.gpus), weight, dims))
+        if self.engine.shares:
+            return np.zeros_like(features), features
         apart = features >= np.array([apart_from(workload.rows) for workload in self.workloads], dtype=np.int64)
         return np.where(apart, features, 0), np.where(apart, 0, features)
 

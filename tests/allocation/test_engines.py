@@ -209,6 +209,13 @@ def test_the_engine_s_kernels_are_looked_up() -> None:
         assert timing.of_weight(DENSE, weight, np.array([full]))[0].tolist() == [[ns]]
 
 
+@pytest.mark.parametrize(("engine", "shared"), [("transformers", 0), ("vllm", 2048)])
+def test_the_plugin_shares_gemms_of_any_size(engine: str, shared: int) -> None:
+    weight = Weight("gate", 2048, 64)
+    timing = Timing(None, (Workload.parse("prefill:8x1024"),), engine=ENGINES[engine])
+    assert timing.shared_width(DENSE, weight, np.array([DENSE.full(weight)])).tolist() == [[shared]]
+
+
 def test_gemms_take_the_scale_of_a_step_and_a_limit_of_1_allows_the_plugin() -> None:
     scaled = problem({PREFILL: Step(dense_ns=32_000, served_ns=30_000, scale=Fraction(3, 2))})
     assert scaled.dense.gemms_ns == (18_000,)
