@@ -151,19 +151,7 @@ def decide(problem: Problem) -> Decision:
     if faster is None:
         alternatives = instance.alternatives(least)
     decided, solution = faster or (instance, least)
-    chosen, dense = decided.chosen(solution), problem.dense
-    plan = assemble(
-        problem.sites,
-        chosen,
-        dense.latency_ns,
-        dense.rest_ns,
-        problem.recipe,
-        problem.evidence(chosen),
-        least.certificate,
-        alternatives,
-        speed,
-        problem.loss_beyond_sum(chosen),
-    )
+    plan = plan_of(problem, decided.chosen(solution), least.certificate, alternatives, speed)
     assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
     return Decision(plan, instance, least, faster)
 
@@ -182,6 +170,28 @@ def _fastest_within_slack(
     speed = Speed(value, summed_latency(instance.chosen(least), problem.dense.rest_ns), proof)
     priced = nat > 0 and all(ns_of(workload) in quick.limits for workload in problem.timing.workloads)
     return (quick, solution), quick.alternatives(solution) if priced else None, speed
+
+
+def plan_of(
+    problem: Problem,
+    chosen: Sequence[Candidate],
+    certificate: Certificate,
+    alternatives: Sequence[tuple[Candidate, ...]] | None = None,
+    speed: Speed | None = None,
+) -> Plan:
+    """Make a plan from one candidate for each site of a problem."""
+    return assemble(
+        problem.sites,
+        chosen,
+        problem.dense.latency_ns,
+        problem.dense.rest_ns,
+        problem.recipe,
+        problem.evidence(chosen),
+        certificate,
+        alternatives,
+        speed,
+        problem.loss_beyond_sum(chosen),
+    )
 
 
 def assemble(

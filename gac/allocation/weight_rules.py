@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self
 
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidate_at
-from gac.allocation.decide import Decision, assemble
+from gac.allocation.decide import Decision, plan_of
 from gac.allocation.dense import total
 from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
@@ -117,17 +117,7 @@ class WeightRule(Rule):
         both = [CandidateSet.concatenate(pair) for pair in zip(problem.candidates(limits), sets, strict=True)]
         instance = as_knapsack(both, most)
         solution = instance.solve()
-        chosen, dense = [rows.candidate(0) for rows in sets], problem.dense
-        plan = assemble(
-            problem.sites,
-            chosen,
-            dense.latency_ns,
-            dense.rest_ns,
-            recipe,
-            problem.evidence(chosen),
-            _certificate(self.name, sets, solution),
-            beyond_sum=problem.loss_beyond_sum(chosen),
-        )
+        plan = plan_of(problem, [rows.candidate(0) for rows in sets], _certificate(self.name, sets, solution))
         if not self.aligned:
             plan = replace(plan, recipe=replace(recipe, space=replace(recipe.space, align=False)))
         return Decision(plan, instance, solution)

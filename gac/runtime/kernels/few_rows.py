@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gac.runtime.contract import FEW_ROWS
-from gac.runtime.kernels.gpu import HAS_TRITON, SIXTEEN_BIT, ceil_div, launching_on
+from gac.runtime.kernels.gpu import HAS_TRITON, SIXTEEN_BIT, ceil_div, launch_options, launching_on
 from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
 from gac.runtime.kernels.split_k import COUNTERS, SplitK, Tile, split_k_reduce
 
@@ -102,7 +102,7 @@ def _one_row(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, gated:
         one_row_kernel[(ceil_div(n, rows),)](
             x, weight, bias, out, n, columns,
             BLOCK_N=rows, BLOCK_K=numbers, EVEN_K=columns % numbers == 0, GATED=gated, EARLY=x.is_cuda,
-            num_warps=4, **_early(x),
+            num_warps=4, **launch_options(early=x.is_cuda),
         )  # fmt: skip
 
 
@@ -115,12 +115,8 @@ def _some_rows(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, tile
         some_rows_kernel[(ceil_div(n, tile.outputs), sharing.split)](
             x, weight, bias, out, sharing.sums, sharing.counters, len(x), n, columns, x.stride(0), out.stride(0),
             BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.numbers, SPLIT_K=sharing.split,
-            NUM_STAGES=tile.stages, EARLY=x.is_cuda, num_warps=tile.warps, **_early(x),
+            NUM_STAGES=tile.stages, EARLY=x.is_cuda, num_warps=tile.warps, **launch_options(early=x.is_cuda),
         )  # fmt: skip
-
-
-def _early(x: Tensor) -> dict[str, bool]:
-    return {"launch_pdl": True} if x.is_cuda else {}  # Triton's interpreter knows no such option
 
 
 def _counters(x: Tensor) -> Tensor:

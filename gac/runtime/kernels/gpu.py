@@ -46,6 +46,11 @@ def launching_on(x: Tensor) -> Any:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()  # Triton launches on the current device
 
 
+def launch_options(early: bool) -> dict[str, bool]:
+    """Return Triton's options of a launch; early: before the kernel before it has ended, on Hopper GPUs."""
+    return {"launch_pdl": True} if early else {}  # Triton's interpreter knows no such option
+
+
 def ceil_div(total: int, part: int) -> int:
     return -(-total // part)
 

@@ -4,16 +4,19 @@ For few tokens they are launched early (programmatic dependent launch), so that 
 ends. For thousands of tokens they read and write as fast as memory is.
 """
 
-from typing import Any
-
 from torch import Tensor
 
-from gac.runtime.kernels.elementwise.rows import gated_values, normed_values, power_of_two, rotate, warps_for
-from gac.runtime.kernels.gpu import ceil_div, launching_on
+from gac.runtime.kernels.elementwise.rows import (
+    NUMBERS,
+    OF_A_WARP,
+    gate_kernel,
+    normed_values,
+    power_of_two,
+    rotate,
+    warps_for,
+)
+from gac.runtime.kernels.gpu import ceil_div, launch_options, launching_on
 from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
-
-NUMBERS, OF_A_WARP = 2048, 512
-"""Numbers that a program rotates, and that a warp of it does."""
 
 
 def rotate_in_place(positions: Tensor, q: Tensor, k: Tensor, angles: Tensor, size: int, early: bool = False) -> None:
@@ -31,7 +34,8 @@ def rotate_in_place(positions: Tensor, q: Tensor, k: Tensor, angles: Tensor, siz
     with launching_on(q):
         rotate_paged_kernel[(len(positions), sum(ceil_div(count, block) for count in heads))](
             positions, q, k, angles, *heads, size, q.stride(0), k.stride(0), angles.stride(0), HEADS=block, HALF=half,
-            EARLY=early, num_warps=max(1, block * half * 2 // OF_A_WARP), enable_fp_fusion=False, **_launch(early),
+            EARLY=early, num_warps=max(1, block * half * 2 // OF_A_WARP), enable_fp_fusion=False,
+            **launch_options(early),
         )  # fmt: skip
 
 
@@ -49,7 +53,8 @@ def write_to_pages(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Te
     with launching_on(k):
         write_paged_kernel[(len(slots), 2)](
             k, v, keys, values, slots, heads, size, keys.shape[1], *k.stride()[:2], *v.stride()[:2], *keys.stride()[:3],
-            HEADS=block, SIZE=wide, EARLY=early, num_warps=max(1, min(4, block * wide // OF_A_WARP)), **_launch(early),
+            HEADS=block, SIZE=wide, EARLY=early, num_warps=max(1, min(4, block * wide // OF_A_WARP)),
+            **launch_options(early),
         )  # fmt: skip
 
 
@@ -65,7 +70,15 @@ def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, early: boo
     wide = power_of_two(size)
     with launching_on(x):
         add_norm_kernel[(tokens,)](
-            x, residual, weight, size, eps, BLOCK_SIZE=wide, EARLY=early, num_warps=warps_for(wide), **_launch(early)
+            x,
+            residual,
+            weight,
+            size,
+            eps,
+            BLOCK_SIZE=wide,
+            EARLY=early,
+            num_warps=warps_for(wide),
+            **launch_options(early),
         )
 
 
@@ -73,13 +86,10 @@ def gate(x: Tensor, out: Tensor, early: bool = False) -> None:
     """Write ``silu(gate) * up`` to ``out`` ``(tokens, n)``, of gate and up in x ``(tokens, 2 n)``, both contiguous."""
     tokens, size = out.shape
     with launching_on(x):
-        gate_up_kernel[(tokens, ceil_div(size, NUMBERS))](
-            x, out, size, BLOCK_SIZE=NUMBERS, EARLY=early, **_launch(early)
-        )
-
-
-def _launch(early: bool) -> dict[str, Any]:
-    return {"launch_pdl": True} if early else {}  # Triton's interpreter knows no such option
+        gate_kernel[(tokens, ceil_div(size, NUMBERS))](
+            x[:, :size], x[:, size:], out, 2 * size, 2 * size, size,
+            TANH=False, BLOCK_SIZE=NUMBERS, EARLY=early, **launch_options(early),
+        )  # fmt: skip
 
 
 # The Triton kernels.
@@ -148,17 +158,3 @@ def add_norm_kernel(
     value = (value + tl.load(residual_ptr + place, mask=there, other=0.0).to(tl.float32)).to(narrow)
     tl.store(residual_ptr + place, value, mask=there)
     tl.store(x_ptr + place, normed_values(value.to(tl.float32), gain, n_cols, eps, False, narrow), mask=there)
-
-
-@jit
-def gate_up_kernel(x_ptr, out_ptr, n_cols, BLOCK_SIZE: tl.constexpr, EARLY: tl.constexpr):
-    """A program takes BLOCK_SIZE outputs of a token."""
-    row = tl.program_id(0).to(tl.int64)
-    offsets = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-    there = offsets < n_cols
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
-    value = tl.load(x_ptr + 2 * row * n_cols + offsets, mask=there, other=0.0).to(tl.float32)
-    other = tl.load(x_ptr + (2 * row + 1) * n_cols + offsets, mask=there, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * n_cols + offsets, gated_values(value, other, False, x_ptr.dtype.element_ty), mask=there)

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from gac.runtime.kernels.gpu import ceil_div, launching_on, operator
-from gac.runtime.kernels.guard import jit, tl
+from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
 
-_NUMBERS = 2048  # a program takes about as many
-_OF_A_WARP = 512  # a warp rotates about as many
+NUMBERS = 2048  # a program takes about as many
+OF_A_WARP = 512  # a warp rotates about as many
 
 
 def llama_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -78,7 +78,7 @@ def normed(x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
     """Return what one of ``NORMS`` makes of x ``(..., features)``."""
     inputs, size, out = by_row(x), x.shape[-1], x.new_empty(x.shape)
     wide = power_of_two(size)
-    rows = max(1, _NUMBERS // wide)
+    rows = max(1, NUMBERS // wide)
     with launching_on(x):
         norm_kernel[(ceil_div(len(inputs), rows),)](
             inputs, weight, out, inputs.stride(0), len(inputs), size, eps,
@@ -92,8 +92,8 @@ def gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
     """One of ``ACTIVATIONS`` of the gate ``(..., neurons)``, times up."""
     inputs, other, size, out = by_row(gate), by_row(up), gate.shape[-1], gate.new_empty(gate.shape)
     with launching_on(gate):
-        gate_kernel[(len(inputs), ceil_div(size, _NUMBERS))](
-            inputs, other, out, inputs.stride(0), other.stride(0), size, TANH=kind == "gelu_tanh", BLOCK_SIZE=_NUMBERS
+        gate_kernel[(len(inputs), ceil_div(size, NUMBERS))](
+            inputs, other, out, inputs.stride(0), other.stride(0), size, TANH=kind == "gelu_tanh", BLOCK_SIZE=NUMBERS
         )
     return out
 
@@ -105,12 +105,12 @@ def rotated_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
     (batch, q_heads, tokens, size), k_heads = q.shape, k.shape[1]
     outs = [item.new_empty(batch, tokens, item.shape[1], size) for item in (q, k)]
     half = power_of_two(size // 2)
-    heads = max(1, min(_NUMBERS // half // 2, power_of_two(q_heads)))
+    heads = max(1, min(NUMBERS // half // 2, power_of_two(q_heads)))
     with launching_on(q):  # products are rounded before they are added, so nothing is fused
         rotate_kernel[(batch * tokens, ceil_div(q_heads, heads) + ceil_div(k_heads, heads))](
             q, k, *outs, cos, sin, tokens, q_heads, k_heads, size, *q.stride()[:3], *k.stride()[:3],
             cos.stride(0) if len(cos) > 1 else 0, cos.stride(1), HEADS=heads, HALF=half,
-            num_warps=max(1, heads * half * 2 // _OF_A_WARP), enable_fp_fusion=False,
+            num_warps=max(1, heads * half * 2 // OF_A_WARP), enable_fp_fusion=False,
         )  # fmt: skip
     return outs[0].transpose(1, 2), outs[1].transpose(1, 2)
 
@@ -197,8 +197,14 @@ def norm_kernel(
 
 
 @jit
-def gate_kernel(gate_ptr, up, out_ptr, of_gate, of_up, n_cols, TANH: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def gate_kernel(
+    gate_ptr, up, out_ptr, of_gate, of_up, n_cols,
+    TANH: tl.constexpr, BLOCK_SIZE: tl.constexpr, EARLY: tl.constexpr = False,
+):  # fmt: skip
     """A program takes BLOCK_SIZE columns of a row."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     value = tl.load(gate_ptr + row * of_gate + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
