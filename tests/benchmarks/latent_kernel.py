@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from gac.runtime.kernels import split_k as tiles
+from gac.runtime.kernels import gpu
 from gac.runtime.kernels.elementwise.rows import plainly_rotated
 from gac.runtime.kernels.latent_attention.launch import Attention
 from gac.runtime.kernels.latent_attention.layout import turns_of, with_runs
@@ -206,7 +206,7 @@ def main() -> None:
 
 def _few_sms() -> Any:
     """Programs as for some SMs of an H100."""
-    return patch.object(tiles, "_processors", lambda device: 4)
+    return patch.object(gpu, "processors", lambda device: 4)
 
 
 def _measure(asked: Namespace, record: dict[str, Any]) -> None:

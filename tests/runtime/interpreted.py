@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, library
 
+from gac.runtime.kernels import gpu
 from gac.runtime.kernels import split_k as tiles
 from gac.runtime.plain.modeling_gac import Heads
 
@@ -50,7 +51,7 @@ def features(y: Any) -> Tensor:
 
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of small weights are shared by some programs, with little shared memory, on every device."""
-    monkeypatch.setattr(tiles, "_processors", lambda device: 2)
+    monkeypatch.setattr(gpu, "processors", lambda device: 2)
     monkeypatch.setattr(tiles, "_shared_memory", lambda device: 2**16)
 
 

@@ -1,6 +1,7 @@
 """Triton kernels: GEMMs with few rows and of 8 bits, tensor cores, norms, gates, rotations, and quantised rows."""
 
 from collections.abc import Iterator
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from gac.runtime.kernels.elementwise.rows import (
     rotated_heads,
     write_to_cache,
 )
+from gac.runtime.kernels.gated import gated_gemm
 from gac.runtime.kernels.ptx import product
 from gac.runtime.kernels.quantise_rows import QuantisedRows, norm_quantised, normed_rows, quantise_rows
 from gac.runtime.kernels.split_k import Tile
@@ -36,7 +38,7 @@ SHAPES = [(1, 70, 1096), (1, 5, 2048), (7, 130, 2056), (16, 64, 512), (24, 100, 
 def _on_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels run wherever tensors are: on a CPU as on a Hopper GPU."""
     if DEVICE == "cpu":  # a GPU has its own properties, which compilers read too
-        monkeypatch.setattr(few_rows, "kernels_run", lambda x, weight: len(x) <= few_rows.FEW_ROWS)
+        monkeypatch.setattr(few_rows, "runs_early", lambda x: True)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
         small_gpu(monkeypatch)
 
@@ -72,9 +74,35 @@ def test_gate_and_up_are_activated_in_one_launch(n: int, columns: int) -> None:
     assert error(out, torch.nn.functional.silu(gate) * up) < 6e-3
 
 
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("sizes", [(200, 70), (200, 70, 5)])
+def test_pairs_that_share_their_input_take_one_launch(
+    rows: int, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks, columns, starts = (136, 24, 8), (16, 152, 176), (3, 210, 280)
+    offsets = [0, *accumulate(rank * size for rank, size in zip(ranks, sizes, strict=False))]
+    pairs = [few_rows.SecondFactor(*each) for each in zip(ranks, sizes, columns, starts, offsets, strict=False)]
+    products, factors, _ = operands(rows, 1, 200)[0], *operands(1, 1, offsets[-1])[1:]
+    out = torch.full((rows, 300), torch.nan, device=DEVICE, dtype=torch.float16)
+    monkeypatch.setattr(few_rows, "multiply", None)
+    few_rows.multiply_factors(products, pairs, factors.view(-1), out)
+    for pair in pairs:
+        x, y = products[:, pair.column :][:, : pair.rank], out[:, pair.start :][:, : pair.size]
+        assert error(y, x.double() @ pair.weight(factors).double().t()) < 4e-3
+    assert out.isnan().sum() == rows * (300 - sum(sizes))
+
+
+@pytest.mark.parametrize(("rows", "n", "columns"), [(300, 136, 136), (5, 8, 72)])
+def test_many_rows_are_multiplied_and_activated_in_one_launch(rows: int, n: int, columns: int) -> None:
+    x, weight, _ = operands(rows, 2 * n, columns)
+    out = torch.full((rows, n), torch.nan, device=DEVICE, dtype=torch.float16)
+    gated_gemm(x.contiguous(), weight, out)
+    gate, up = (x.double() @ weight.double().t()).chunk(2, 1)
+    assert error(out, torch.nn.functional.silu(gate) * up) < 6e-3
+
+
 def test_cublas_multiplies_what_it_is_faster_at() -> None:
-    shapes = (2, 4096, 512), (64, 4096, 14336), (16, 6144, 4096), (64, 4096, 4096)
-    assert [few_rows.tile_of(*shape) is not None for shape in shapes] == [True, True, False, False]
+    assert [few_rows.tile_of(*shape) is None for shape in ((2, 4224), (64, 4096), (16, 6144))] == [False, False, True]
 
 
 def test_nothing_past_the_ends_of_rows_is_read() -> None:

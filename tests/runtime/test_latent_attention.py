@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from gac.runtime.kernels import gpu
-from gac.runtime.kernels import split_k as tiles
 from gac.runtime.kernels.elementwise.rows import NORMS, plainly_rotated
 from gac.runtime.kernels.latent_attention import launch as latent_attention
 from gac.runtime.kernels.latent_attention.launch import Attention, in_registers
@@ -29,7 +28,7 @@ Bits = tuple[int | None, int | None]
 @pytest.fixture(autouse=True)
 def an_h100(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of few SMs, so that there are few parts."""
-    monkeypatch.setattr(tiles, "_processors", lambda device: 4)
+    monkeypatch.setattr(gpu, "processors", lambda device: 4)
 
 
 @pytest.fixture
@@ -230,7 +229,7 @@ def test_whatever_a_thread_has_registers_for(
 
 @pytest.mark.parametrize("processors", [1, 32])
 def test_parts_of_other_sizes(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "_processors", lambda device: processors)
+    monkeypatch.setattr(gpu, "processors", lambda device: processors)
     assert off(Case(heads=1, queries=1, size=32, tokens=300).attention()) < 1e-3
 
 

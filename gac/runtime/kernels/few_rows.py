@@ -4,7 +4,8 @@ Such a GEMM takes as long as reading its weight. The kernels are launched early 
 for a single row loads its first weights while the kernel before it still runs, and only then waits for its input.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -23,6 +24,32 @@ _WAVE = 264
 _LONG = 2048
 """Columns from which several programs share a row of the weight."""
 _TILE = Tile(16, 64, 128, 4, 4)
+_TALL_STAGES = 5
+_FACTORS = 3
+"""Second factors of a launch, at most: those of q, k and v."""
+
+
+@dataclass(frozen=True)
+class SecondFactor:
+    """The second factor of one of the low-rank pairs that share their first GEMM.
+
+    Attributes:
+        rank: of the pair.
+        size: output features.
+        column: of its input in the products of the first GEMM.
+        start: its first column in the result.
+        offset: of its numbers, in the factors of all pairs.
+    """
+
+    rank: int
+    size: int
+    column: int
+    start: int
+    offset: int
+
+    def weight(self, factors: Tensor) -> Tensor:
+        """Return the part of all factors that is this one, shape ``(size, rank)``."""
+        return factors.as_strided((self.size, self.rank), (self.rank, 1), factors.storage_offset() + self.offset)
 
 
 def multiply(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
@@ -37,10 +64,33 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None)
     runs = kernels_run(x, weight)
     if runs and len(x) == 1:
         _one_row(x, weight, out, bias)
-    elif runs and (tile := tile_of(len(x), *weight.shape)) is not None:
+    elif runs and (tile := tile_of(len(x), len(weight))) is not None:
         _some_rows(x, weight, out, bias, tile)
     else:
         _gemm(x, weight, out, bias)
+
+
+def multiply_factors(products: Tensor, pairs: Sequence[SecondFactor], factors: Tensor, out: Tensor) -> None:
+    """Write the outputs of low-rank pairs to their columns of ``out``, by one launch where a kernel here is the faster.
+
+    Args:
+        products: of the first GEMM, shape ``(rows, columns)``; rows may lie apart.
+        pairs: in the order of their factors.
+        factors: second factors ``(size, rank)``, one after the other.
+        out: shape ``(rows, features)``; rows may lie apart.
+    """
+    if 1 < len(pairs) <= _FACTORS and len(products) > 1 and all(_is_short(products, pair) for pair in pairs):
+        _some_factors(products, pairs, factors, out)
+        return
+    for pair in pairs:
+        x, y = products.narrow(1, pair.column, pair.rank), out.narrow(1, pair.start, pair.size)
+        multiply(x, pair.weight(factors), y)
+
+
+def _is_short(products: Tensor, pair: SecondFactor) -> bool:
+    if pair.rank >= _LONG or pair.rank % _ALIGNED or pair.column % _ALIGNED or products.stride(0) % _ALIGNED:
+        return False
+    return takes_few(products) and tile_of(len(products), pair.size) is not None
 
 
 def _gemm(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> None:
@@ -65,9 +115,12 @@ def gated_row(x: Tensor, weight: Tensor, out: Tensor) -> None:
 
 def kernels_run(x: Tensor, weight: Tensor) -> bool:
     """Return True if the kernels here run for this input, on this GPU."""
-    if not (0 < len(x) <= FEW_ROWS and runs_early(x)):
-        return False
-    return weight.shape[1] % _ALIGNED == 0 and x.stride(0) % _ALIGNED == 0 and x.stride(1) == 1
+    return takes_few(x) and weight.shape[1] % _ALIGNED == 0 and x.stride(0) % _ALIGNED == 0 and x.stride(1) == 1
+
+
+def takes_few(x: Tensor) -> bool:
+    """Return True if x has few rows, and its kernels can be launched before the kernel before them has ended."""
+    return 0 < len(x) <= FEW_ROWS and runs_early(x)
 
 
 def runs_early(x: Tensor) -> bool:
@@ -80,19 +133,17 @@ def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] == _HOPPER
 
 
-def tile_of(rows: int, n: int, columns: int) -> Tile | None:
+def tile_of(rows: int, n: int) -> Tile | None:
     """Return the tile that a kernel multiplies 2 to 64 rows with; None where cuBLAS is faster.
 
     The kernel is faster where cuBLAS has too few tiles for all SMs, as measured on an H200: see
     tests/benchmarks/results/vllm.md.
     """
-    tiles = ceil_div(n, _TILE.outputs)
-    if 4 * tiles > _WAVE:
+    if 4 * ceil_div(n, _TILE.outputs) > _WAVE:
         return None
     if rows <= _TILE.rows:
         return _TILE
-    tall = replace(_TILE, rows=32 if rows <= 32 else FEW_ROWS, programs_per_sm=1)
-    return tall if columns >= 8192 or (columns >= _LONG and 16 * tiles <= _WAVE) else None
+    return replace(_TILE, rows=32 if rows <= 32 else FEW_ROWS, stages=_TALL_STAGES, programs_per_sm=1)
 
 
 def _one_row(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, gated: bool = False) -> None:
@@ -116,6 +167,22 @@ def _some_rows(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, tile
             x, weight, bias, out, sharing.sums, sharing.counters, len(x), n, columns, x.stride(0), out.stride(0),
             BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.numbers, SPLIT_K=sharing.split,
             NUM_STAGES=tile.stages, EARLY=x.is_cuda, num_warps=tile.warps, **launch_options(early=x.is_cuda),
+        )  # fmt: skip
+
+
+def _some_factors(products: Tensor, pairs: Sequence[SecondFactor], factors: Tensor, out: Tensor) -> None:
+    tile = tile_of(len(products), pairs[0].size)
+    assert tile is not None, "``_is_short`` has seen it"
+    ranks, sizes, columns, starts = (
+        [getattr(pair, name) for pair in pairs] + [0] * (_FACTORS - len(pairs))
+        for name in ("rank", "size", "column", "start")
+    )
+    programs = sum(ceil_div(size, tile.outputs) for size in sizes)
+    with launching_on(products):
+        some_factors_kernel[(programs,)](
+            products, factors, out, len(products), products.stride(0), out.stride(0), *ranks, *sizes, *columns, *starts,
+            BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.numbers, NUM_STAGES=_TILE.stages,
+            EARLY=products.is_cuda, num_warps=tile.warps, **launch_options(early=products.is_cuda),
         )  # fmt: skip
 
 
@@ -174,6 +241,22 @@ def one_row_kernel(
         tl.store(out_ptr + row, result.to(number), mask=row < n)
 
 
+@jit
+def sum_of_steps(
+    weights, inputs, m, n_cols, first, step,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """The sum of products of BLOCK_K columns, from the first on, ``step`` apart."""
+    row, offsets = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for start in tl.range(first, n_cols, step, num_stages=NUM_STAGES):
+        there = start + offsets < n_cols
+        values = tl.load(weights + start, mask=there[None, :], other=0.0)
+        x = tl.load(inputs + start, mask=there[:, None] & (row < m)[None, :], other=0.0)
+        total = tl.dot(values, x, total)
+    return total
+
+
 @jit(do_not_specialize=["m"])
 def some_rows_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, partial_ptr, counters_ptr, m, n, n_cols, x_stride, out_stride,
@@ -190,15 +273,46 @@ def some_rows_kernel(
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for start in tl.range(part * BLOCK_K, n_cols, SPLIT_K * BLOCK_K, num_stages=NUM_STAGES):
-        there = start + offsets < n_cols
-        values = tl.load(weights + start, mask=there[None, :], other=0.0)
-        x = tl.load(inputs + start, mask=there[:, None] & (row < m)[None, :], other=0.0)
-        total = tl.dot(values, x, total)
+    total = sum_of_steps(
+        weights, inputs, m, n_cols, part * BLOCK_K, SPLIT_K * BLOCK_K, BLOCK_M, BLOCK_N, BLOCK_K, NUM_STAGES
+    )
     total, last = split_k_reduce(total, partial_ptr, counters_ptr, tile, part, SPLIT_K)
     if bias_ptr is not None:
         total += tl.load(bias_ptr + column, mask=column < n, other=0.0).to(tl.float32)[:, None]
     place = row[None, :] * out_stride + column[:, None]
     stored = (row < m)[None, :] & (column < n)[:, None] & last
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=stored)
+
+
+@jit(
+    do_not_specialize=["m", *(f"{name}_{index}" for name in ("rank", "size", "column", "start") for index in range(3))]
+)
+def some_factors_kernel(
+    x_ptr, weight_ptr, out_ptr, m, x_stride, out_stride, rank_0, rank_1, rank_2, size_0, size_1, size_2,
+    column_0, column_1, column_2, start_0, start_1, start_2,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """``weight @ x.T`` of up to three weights, one after the other; a program takes a tile of one of them."""
+    tile = tl.program_id(0)
+    tiles_0, tiles_1 = tl.cdiv(size_0, BLOCK_N), tl.cdiv(size_1, BLOCK_N)
+    rank, size, column, start = rank_0, size_0, column_0, start_0
+    if tile >= tiles_0 + tiles_1:
+        rank, size, column, start = rank_2, size_2, column_2, start_2
+        weight_ptr += rank_0 * size_0 + rank_1 * size_1
+        tile -= tiles_0 + tiles_1
+    elif tile >= tiles_0:
+        rank, size, column, start = rank_1, size_1, column_1, start_1
+        weight_ptr += rank_0 * size_0
+        tile -= tiles_0
+    rank, column = tl.multiple_of(rank, 8), tl.multiple_of(column, 8)
+    output = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.arange(0, BLOCK_M)
+    offsets = tl.arange(0, BLOCK_K)
+    weights = weight_ptr + tl.minimum(output, size - 1)[:, None] * rank + offsets[None, :]
+    inputs = x_ptr + column + row[None, :] * x_stride + offsets[:, None]
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = sum_of_steps(weights, inputs, m, rank, 0, BLOCK_K, BLOCK_M, BLOCK_N, BLOCK_K, NUM_STAGES)
+    place = out_ptr + row[None, :] * out_stride + start + output[:, None]
+    tl.store(place, total.to(out_ptr.dtype.element_ty), mask=(row < m)[None, :] & (output < size)[:, None])

@@ -51,6 +51,11 @@ def launch_options(early: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if early else {}  # Triton's interpreter knows no such option
 
 
+def processors(device: torch.device) -> int:
+    """Return the number of the GPU's streaming multiprocessors."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def ceil_div(total: int, part: int) -> int:
     return -(-total // part)
 

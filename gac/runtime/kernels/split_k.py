@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gac.runtime.kernels import gpu
 from gac.runtime.kernels.gpu import ceil_div
 from gac.runtime.kernels.guard import jit, tl
 
@@ -64,9 +65,8 @@ class SplitK:
         whoever launches the product clears.
         """
         tiles = tile.count(rows, outputs)
-        split = max(
-            1, min(_MAX_SPLIT_K, tile.programs_per_sm * _processors(like.device) // tiles, columns // tile.numbers // 2)
-        )
+        room = tile.programs_per_sm * gpu.processors(like.device)
+        split = max(1, min(_MAX_SPLIT_K, room // tiles, columns // tile.numbers // 2))
         shape = (tiles, split, tile.rows * tile.outputs) if split > 1 else (1,)
         if counters is None:
             counters = like.new_empty(tiles if split > 1 else 1, dtype=torch.int32)
@@ -76,10 +76,6 @@ class SplitK:
 
 def _shared_memory(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor) - _KEPT
-
-
-def _processors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 # In Triton kernels.

@@ -14,7 +14,8 @@ from torch import Tensor
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from gac.runtime.contract import FEW_ROWS
-from gac.runtime.kernels.few_rows import gated_row, kernels_run, multiply
+from gac.runtime.kernels.few_rows import SecondFactor, gated_row, kernels_run, multiply, multiply_factors
+from gac.runtime.kernels.gated import gated_gemm, gates_many
 from gac.runtime.vllm.elementwise import silu_and_mul
 
 _gemm = torch.nn.functional.linear
@@ -42,14 +43,13 @@ class _Layout:
     Attributes:
         total: columns of the result.
         direct: of these, the last ones that the first GEMM writes in place.
-        pairs: by low-rank pair: its column in the first GEMM, its rank, its column in the result, its outputs, and
-            where its second factor begins.
+        pairs: the low-rank ones.
         copies: by dense sibling that is copied: its column in the first GEMM, its column in the result, its outputs.
     """
 
     total: int
     direct: int
-    pairs: tuple[tuple[int, int, int, int, int], ...]
+    pairs: tuple[SecondFactor, ...]
     copies: tuple[tuple[int, int, int], ...]
 
 
@@ -59,7 +59,7 @@ def _layout(ranks: tuple[int, ...], sizes: tuple[int, ...], strided: bool) -> _L
     columns = dict(zip(order, accumulate((ranks[i] or sizes[i] for i in order), initial=0), strict=False))
     starts = tuple(accumulate(sizes, initial=0))
     factors = tuple(accumulate((rank * size for rank, size in zip(ranks, sizes, strict=True)), initial=0))
-    pairs = ((columns[i], ranks[i], starts[i], sizes[i], factors[i]) for i in range(len(ranks)) if ranks[i])
+    pairs = (SecondFactor(ranks[i], sizes[i], columns[i], starts[i], factors[i]) for i in range(len(ranks)) if ranks[i])
     copied = range(paired if strided else len(ranks))
     copies = ((columns[i], starts[i], sizes[i]) for i in copied if not ranks[i])
     return _Layout(starts[-1], sum(sizes[paired:]) if strided else 0, tuple(pairs), tuple(copies))
@@ -88,9 +88,7 @@ def _project(
     buffer = _buffer(x, weight, layout)
     products = buffer[:, layout.total - layout.direct :] if layout.direct else x.new_empty(len(x), len(weight))
     multiply(x, weight, products)
-    for column, rank, start, size, factor in layout.pairs:
-        pair = second.as_strided((size, rank), (rank, 1), second.storage_offset() + factor)
-        multiply(products.narrow(1, column, rank), pair, buffer.narrow(1, start, size))
+    multiply_factors(products, layout.pairs, second, buffer)
     for column, start, size in layout.copies:
         buffer.narrow(1, start, size).copy_(products.narrow(1, column, size))
     y = buffer[:, : layout.total]
@@ -127,6 +125,9 @@ def _gated(x: Tensor, weight: Tensor) -> Tensor:
     """Return ``silu(gate) * up`` ``(..., n)`` of tokens ``(..., in)``, of gate and up in one weight ``(2 n, in)``."""
     if x.numel() == x.shape[-1] and kernels_run(row := x.reshape(1, -1), weight):
         gated_row(row, weight, out := _gated_shape(x, weight))
+        return out
+    if gates_many(x, weight):
+        gated_gemm(x, weight, out := _gated_shape(x, weight))
         return out
     both, out = _linear(x, weight, None), _gated_shape(x, weight)
     silu_and_mul(both.view(-1, both.shape[-1]), out.view(-1, out.shape[-1]))

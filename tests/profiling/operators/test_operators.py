@@ -19,7 +19,7 @@ from gac.profiling.operators import OPERATORS, operation, runner_of
 from gac.profiling.operators.base import ITEM_BYTES, WORST_ERROR, Operand, Operator, Runner, relative_error
 from gac.profiling.sweeps.coverage import model_points
 from gac.profiling.timing.operands import Pools
-from gac.runtime.kernels import split_k as tiles
+from gac.runtime.kernels import gpu
 from gac.runtime.storage.base import Storage, Tensors
 from gac.runtime.storage.modules import STORAGES, Stored
 from gac.schemes import SCHEMES as KNOWN_SCHEMES
@@ -104,7 +104,7 @@ def test_a_wrong_or_unwritten_corner_and_the_result_of_other_operands_are_errors
 
 @pytest.mark.parametrize("name", ["latent_attention", "latent_attention_int4"])
 def test_attention_over_latents_is_attention_over_their_keys_and_values(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(tiles, "_processors", lambda device: 4)
+    monkeypatch.setattr(gpu, "processors", lambda device: 4)
     run = Run.of(name, "fp16", DEVICE)
     (mixed,) = run.result()
     assert mixed.shape == run.outputs[0].shape

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gac.runtime.kernels import split_k as tiles
+from gac.runtime.kernels import gpu
 from gac.runtime.kernels.elementwise.rows import power_of_two
 from gac.runtime.kernels.gpu import ceil_div, launching_on, operator
 from gac.runtime.kernels.latent_attention.attend import attend_kernel, join_kernel
@@ -52,7 +52,7 @@ def in_registers(sizes: Mapping[str, Any], biased: bool) -> dict[str, bool]:
 
 def parts_of(tokens: int, programs: int, device: torch.device) -> int:
     """Into how many parts so many tokens are cut, where there are so many programs for each part."""
-    count, slots = ceil_div(tokens, TILE), _CROWD * tiles._processors(device)
+    count, slots = ceil_div(tokens, TILE), _CROWD * gpu.processors(device)
     most = min(count, _MOST_PARTS)
     waves = {max(1, min(most, wave * slots // programs)) for wave in range(1, _WAVES + 1)}
     fastest = min(
@@ -172,7 +172,7 @@ class Attention:
         batch, count = self.query.shape[:2]
         out = self.query.new_empty(batch, 1, count, self.v_size)
         wide, warps = power_of_two(self.v_rank), WARPS
-        if batch * count <= tiles._processors(out.device):  # where each program has an SM, it may take all that it has
+        if batch * count <= gpu.processors(out.device):  # where each program has an SM, it may take all that it has
             warps *= 2
         most = max(1, warps * _NUMBERS // wide)
         with launching_on(out):
