@@ -1,5 +1,9 @@
 """Triton kernels: GEMMs with few rows and of 8 bits, tensor cores, norms, gates, rotations, and quantised rows."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import accumulate
 from types import SimpleNamespace
@@ -79,7 +83,7 @@ def test_gate_and_up_are_activated_in_one_launch(n: int, columns: int) -> None:
 def test_pairs_that_share_their_input_take_one_launch(
     rows: int, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks, columns, starts = (136, 24, 8), (16, 152, 176), (3, 210, 280)
+    ranks, columns, starts = (136, 24, 8), (16, 152, 176), (8, 216, 288)
     offsets = [0, *accumulate(rank * size for rank, size in zip(ranks, sizes, strict=False))]
     pairs = [few_rows.SecondFactor(*each) for each in zip(ranks, sizes, columns, starts, offsets, strict=False)]
     products, factors, _ = operands(rows, 1, 200)[0], *operands(1, 1, offsets[-1])[1:]
@@ -90,6 +94,13 @@ def test_pairs_that_share_their_input_take_one_launch(
         x, y = products[:, pair.column :][:, : pair.rank], out[:, pair.start :][:, : pair.size]
         assert error(y, x.double() @ pair.weight(factors).double().t()) < 4e-3
     assert out.isnan().sum() == rows * (300 - sum(sizes))
+
+
+def test_weights_are_loaded_by_instructions_of_16_bytes() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.runtime.ptx"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"factors": {"16": 40}, "rows": {"16": 40, "4": 8}}
 
 
 @pytest.mark.parametrize(("rows", "n", "columns"), [(300, 136, 136), (5, 8, 72)])

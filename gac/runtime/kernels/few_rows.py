@@ -27,6 +27,8 @@ _TILE = Tile(16, 64, 128, 4, 4)
 _TALL_STAGES = 5
 _FACTORS = 3
 """Second factors of a launch, at most: those of q, k and v."""
+_OF_PAIRS = ["m", *(f"{name}_{index}" for name in ("rank", "size", "column", "start") for index in range(_FACTORS))]
+"""Arguments of a kernel that is compiled once for all of their values."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,9 @@ def multiply_factors(products: Tensor, pairs: Sequence[SecondFactor], factors: T
 
 
 def _is_short(products: Tensor, pair: SecondFactor) -> bool:
-    if pair.rank >= _LONG or pair.rank % _ALIGNED or pair.column % _ALIGNED or products.stride(0) % _ALIGNED:
-        return False
-    return takes_few(products) and tile_of(len(products), pair.size) is not None
+    aligned = all(number % _ALIGNED == 0 for number in (pair.rank, pair.column, pair.start, products.stride(0)))
+    is_short = aligned and pair.rank < _LONG and takes_few(products)
+    return is_short and tile_of(len(products), pair.size) is not None
 
 
 def _gemm(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> None:
@@ -284,9 +286,13 @@ def some_rows_kernel(
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=stored)
 
 
-@jit(
-    do_not_specialize=["m", *(f"{name}_{index}" for name in ("rank", "size", "column", "start") for index in range(3))]
-)
+@jit
+def choice(index, x, y, z):
+    """The value of an index from 0 to 2."""
+    return tl.where(index == 0, x, tl.where(index == 1, y, z))
+
+
+@jit(do_not_specialize=_OF_PAIRS)
 def some_factors_kernel(
     x_ptr, weight_ptr, out_ptr, m, x_stride, out_stride, rank_0, rank_1, rank_2, size_0, size_1, size_2,
     column_0, column_1, column_2, start_0, start_1, start_2,
@@ -295,20 +301,18 @@ def some_factors_kernel(
     """``weight @ x.T`` of up to three weights, one after the other; a program takes a tile of one of them."""
     tile = tl.program_id(0)
     tiles_0, tiles_1 = tl.cdiv(size_0, BLOCK_N), tl.cdiv(size_1, BLOCK_N)
-    rank, size, column, start = rank_0, size_0, column_0, start_0
-    if tile >= tiles_0 + tiles_1:
-        rank, size, column, start = rank_2, size_2, column_2, start_2
-        weight_ptr += rank_0 * size_0 + rank_1 * size_1
-        tile -= tiles_0 + tiles_1
-    elif tile >= tiles_0:
-        rank, size, column, start = rank_1, size_1, column_1, start_1
-        weight_ptr += rank_0 * size_0
-        tile -= tiles_0
-    rank, column = tl.multiple_of(rank, 8), tl.multiple_of(column, 8)
+    pair = (tile >= tiles_0).to(tl.int32) + (tile >= tiles_0 + tiles_1).to(tl.int32)
+    tile -= choice(pair, 0, tiles_0, tiles_0 + tiles_1)
+    size = choice(pair, size_0, size_1, size_2)
+    # All of these are multiples of 8. Where the compiler does not see that, it loads every number by itself.
+    rank = choice(pair, rank_0, rank_1, rank_2) // 8 * 8
+    column = choice(pair, column_0, column_1, column_2) // 8 * 8
+    before = choice(pair, 0, rank_0 * size_0, rank_0 * size_0 + rank_1 * size_1) // 8 * 8
+    start = choice(pair, start_0, start_1, start_2) // 8 * 8
     output = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.arange(0, BLOCK_M)
     offsets = tl.arange(0, BLOCK_K)
-    weights = weight_ptr + tl.minimum(output, size - 1)[:, None] * rank + offsets[None, :]
+    weights = weight_ptr + before + tl.minimum(output, size - 1)[:, None] * rank + offsets[None, :]
     inputs = x_ptr + column + row[None, :] * x_stride + offsets[:, None]
     if EARLY:
         gdc_launch_dependents()
