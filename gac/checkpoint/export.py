@@ -29,6 +29,7 @@ from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.contract import COMPRESSED, LAYOUT, QUANTIZATION
 from gac.runtime.storage.embeddings import embeddings_of
 from gac.runtime.storage.modules import Stored, plain_state
+from gac.schemes import scheme_named
 
 logger = logging.getLogger("gac")
 
@@ -150,26 +151,31 @@ def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
         value = f"a plan in {', '.join(sorted({weight.scheme for weight in plan.weights}))}"
         raise CheckpointError(value, "weights of few bits", "Export it without compressed_tensors.")
     for choice in stored:
-        kind = type(plain.get_submodule(choice.name))
-        if choice.name not in readable or kind is not nn.Linear:
-            raise CheckpointError(
-                f"{choice.name} in {choice.scheme}, a {kind.__name__} of {choice.weight.in_features} columns",
-                "nn.Linear weights in a format of compressed-tensors, whose groups divide the columns",
-                "Export it without compressed_tensors, in the model's dtype; or open the checkpoint as it is.",
-            )
+        kind, columns = type(plain.get_submodule(choice.name)), choice.weight.in_features
+        if choice.name in readable and kind is nn.Linear:
+            continue
+        expected = "an nn.Linear" if choice.name in readable else "a scheme that compressed-tensors has"
+        if scheme_named(choice.scheme).ragged(columns):
+            expected = "groups that divide the columns"
+        raise CheckpointError(
+            f"{choice.name} in {choice.scheme}, a {kind.__name__} of {columns} columns",
+            expected,
+            "Export it without compressed_tensors, in the model's dtype; or open the checkpoint as it is.",
+        )
     return without(layout, embeddings_of(model))
 
 
 def _narrow_neurons(stock: Any, plan: Plan) -> None:
     """Make the MLPs of a stock config as wide as the plan's; a CheckpointError if it cannot say the plan's dims."""
     family = family_of(stock)
-    down = next(choice for choice in plan.weights if choice.weight.neurons == "in")
-    setattr(stock, family.neurons, down.module.sizes["in_features"])
+    widths = [choice.module.sizes["in_features"] for choice in plan.weights if choice.weight.neurons == "in"]
+    setattr(stock, family.neurons, widths[0])
     dense = {weight.name: weight for site in family.sites(stock) for weight in site.weights}
     for choice in plan.weights:
         if choice.module != form_named("dense").module(dense[choice.name], 0):
+            uneven = choice.is_dense or choice.form == "narrow"
             raise CheckpointError(
-                choice.description,
+                f"MLPs of {min(widths)} to {max(widths)} neurons" if uneven else choice.description,
                 "a plan that a stock config can say: fewer neurons, as many in every layer, and no more",
                 "Export it merged (--merge, merge=True), with the dense dims; or open the checkpoint as it is.",
             )

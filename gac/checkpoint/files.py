@@ -69,11 +69,11 @@ def read_config(source: Path) -> dict[str, Any]:
     path = source / "config.json"
     document = read_model_json(path, "the config that gac.save wrote", CheckpointError) if os.path.exists(path) else {}
     if "gac" not in document:
-        raise CheckpointError(
-            f"{source} has no config.json with a key gac",
-            "a directory that gac.save wrote",
-            "Check the path; open a dense model with transformers.",
-        )
+        remedy = "Check the path; open a dense model with transformers."
+        if os.path.isfile(source):
+            remedy = "Check the path; gac.Plan.load checks a plan (docs/limits.md, Check a plan yourself)."
+        problem = f"{source} has no config.json with a key gac"
+        raise CheckpointError(problem, "a directory that gac.save wrote", remedy)
     version = document["gac"].get("schema_version") if isinstance(document["gac"], dict) else None
     if version != SCHEMA:
         remedy = f"Make it again: gac compress MODEL --plan {source / 'plan.json'} -o DIRECTORY."

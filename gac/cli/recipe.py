@@ -22,7 +22,7 @@ from gac.forms import DEFAULT_FORMS, LATENCY_FORMS
 from gac.plan.costs import COSTS
 from gac.plan.engines import ENGINES
 from gac.plan.recipe import Recipe
-from gac.schemes import DEFAULT_SCHEME
+from gac.schemes import DEFAULT_SCHEME, SCHEMES
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -59,8 +59,8 @@ _ROWS = (
     forms_option("A form that a weight may take instead of dense.", (), _DEFAULT_FORMS),
     several(
         "--scheme schemes",
-        "Allowed weight formats: bf16 (as loaded), w8a16, w4a16, w3a16, w2a16 (weights only, scales for groups of N "
-        "columns), ... Give bf16 too if weights may stay as they are.",
+        f"Allowed weight formats: {', '.join(SCHEMES.names)}. bf16 is as loaded: give it too if weights may stay as "
+        "they are. With :N, scales are for groups of N columns.",
         metavar="NAME[:N]",
         show_default=DEFAULT_SCHEME,
     ),

@@ -11,6 +11,7 @@ from gac.plan.choices import Candidate, SiteChoice, WeightChoice, check, check_c
 from gac.plan.evidence import UNMEASURED, Calibration, CalibrationPart, Healed, Measured, ProfileUsed, RoundedHead
 from gac.plan.layers import plan_table, short_names_of
 from gac.plan.record import (
+    AnyLatency,
     Certificate,
     Limit,
     PlanRecord,
@@ -26,6 +27,7 @@ from gac.schemes import DEFAULT_SCHEME
 __all__ = [
     "SCHEMA",
     "UNMEASURED",
+    "AnyLatency",
     "Calibration",
     "CalibrationPart",
     "Candidate",
@@ -197,6 +199,9 @@ def _conditions(plan: Plan) -> Iterator[tuple[str, object, bool]]:
     if (speed := plan.speed) is not None:
         shape = len(speed.latency_ns), len(speed.certificate.multipliers)
         yield "speed", speed, shape == (workloads, limits + 1) and speed.certificate.is_valid
+    if (free := plan.any_latency) is not None:
+        known = min(filter(None, free.latency_ns), default=0) >= 0 and free.loss <= proof.value
+        yield "any_latency", free, len(free.latency_ns) == workloads and known
     if (single := plan.one_gpu) is not None:
         counts = (*single.forms.values(), single.otherwise, single.uneven, single.unsound, *single.latency_ns)
         positive = min(filter(None, counts), default=0) >= 0

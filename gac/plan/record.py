@@ -123,6 +123,19 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class AnyLatency:
+    """The choice of least loss without limits of latency, where some of a plan's bind.
+
+    Attributes:
+        loss: the sum over the sites, nats a token.
+        latency_ns: one a workload; None where unknown.
+    """
+
+    loss: float
+    latency_ns: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
 class SingleGpuComparison:
     """Differences of a plan for several GPUs from the plan for one with the same curves and limits.
 
@@ -151,6 +164,7 @@ class PlanRecord(Record):
         limits: the parameters first.
         certificate: of the least loss; it has one multiplier a limit, in the same order.
         speed: None where the plan is the choice of least loss.
+        any_latency: None where no limit of latency binds.
         one_gpu: of a plan for several GPUs; None where no choice for one GPU keeps the limits, or none was made.
         healed: trainings of the model that carries the plan, in order.
     """
@@ -167,6 +181,7 @@ class PlanRecord(Record):
     speed: Speed | None = None
     one_gpu: SingleGpuComparison | None = None
     healed: tuple[Healed, ...] = ()
+    any_latency: AnyLatency | None = None
     _error = PlanError
 
     @property

@@ -1,7 +1,7 @@
 """A plan as labelled facts in words, and the commands that make and apply it again."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from shlex import join
 from typing import Any
 
@@ -14,9 +14,10 @@ from gac.plan.evidence import Healed
 from gac.plan.layers import lossy_schemes
 from gac.plan.recipe import Deployment, Recipe, Space
 from gac.plan.record import Limit, PlanRecord, SingleGpuComparison, WorkloadLatency
-from gac.schemes import scheme_named
+from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 _REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
+_MUCH = 0.01
 _OPTIONS = {"text": "--calibration", "forms": "--form", "schemes": "--scheme", "workloads": "--workload"}
 
 
@@ -49,6 +50,7 @@ def facts(plan: PlanRecord) -> list[tuple[str, str]]:
         *(("healed", _healing(healed)) for healed in plan.healed),
         *(("latency", line) for line in timed),
         ("latency", "\n".join(filter(None, (last, modelled(plan))))),
+        ("limits", latency_limits(plan)),
         ("speed", speed(plan)),
         *((cost.label, _amount(plan, cost)) for cost in COSTS.values() if not cost.of_weights),
         ("split", "\n".join(split(plan))),
@@ -108,7 +110,8 @@ def _evidence(plan: PlanRecord) -> Iterator[tuple[str, str]]:
     if plan.measured.predicted:
         gap = f"loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}"
         yield "calibration", f"{text}, seed {measure.seed}{', two shots' if measure.shots == 2 else ''}"
-        yield "certificate", f"{proof.status}: {gap}"
+        of = ", of the choice of least loss; the line speed has this plan's own" if plan.speed else ""
+        yield "certificate", f"{proof.status}: {gap}{of}"
 
 
 def _amount(plan: PlanRecord, cost: Cost) -> str:
@@ -192,14 +195,33 @@ def speed(plan: PlanRecord) -> str:
     return f"{extra:.4f} nats above the least loss: {', '.join(times)} ({proved})"
 
 
-def lacking(timed: WorkloadLatency, schemes: Sequence[str]) -> str:
+def latency_limits(plan: PlanRecord) -> str:
+    """What the limits of latency cost, where that is more than a hundredth of the loss; or that there are none."""
+    if plan.recipe.rule == "loss" and not plan.recipe.limits.latency:
+        return "no latency is limited"
+    free, least = plan.any_latency, plan.certificate.value
+    if free is None or free.loss > (1 - _MUCH) * least:
+        return ""
+    times = [
+        f"{ns / timed.dense_ns:.3f}x dense at {timed.workload}"
+        for timed, ns in zip(plan.workloads, free.latency_ns, strict=True)
+        if ns and timed.dense_ns
+    ]
+    return f"those of latency bind: --latency any loses {free.loss:.4f} in place of {least:.4f}, {', '.join(times)}"
+
+
+def lacking(plan: PlanRecord, timed: WorkloadLatency) -> str:
     """The gap in the profile behind an unknown latency; tables hold a shape for certain numbers of rows."""
-    if timed.dense_ns is not None and schemes:
-        return f"has no {', '.join(schemes)}"
-    if not timed.unknown:
+    column = plan.workloads.index(timed)
+    unknown = [site for site in plan.sites if site.latency_ns[column] is None]
+    if not unknown:
         return "lacks shapes of the dense weights"
-    rows = number_of(Workload.parse(timed.workload).rows, "row")
-    return f"lacks the shapes of {number_of(timed.unknown, 'weight')} with {rows} of input"
+    known = {weight.scheme for site in plan.sites if site not in unknown for weight in site.weights}
+    schemes = {weight.scheme for site in unknown for weight in site.weights} - known - {DEFAULT_SCHEME}
+    if timed.dense_ns is not None and schemes:
+        return f"has no {', '.join(sorted(schemes))}"
+    rows, weight = number_of(Workload.parse(timed.workload).rows, "row"), unknown[0].weights[0].name
+    return f"lacks the shapes of {number_of(timed.unknown, 'weight')} with {rows} of input, {weight} among them"
 
 
 def profile_command(model: str, recipe: Recipe | None, *workloads: str) -> str:
@@ -226,7 +248,7 @@ def profile_command(model: str, recipe: Recipe | None, *workloads: str) -> str:
 def _latency(plan: PlanRecord, timed: WorkloadLatency) -> str:
     if timed.dense_ns is None or timed.plan_ns is None:
         command = profile_command(plan.measured.model, plan.recipe, *plan.recipe.deployment.workloads)
-        return f"unknown, the profile {lacking(timed, lossy_schemes(plan))}; measure them with {command}"
+        return f"unknown, the profile {lacking(plan, timed)}; measure them with {command}"
     ms = f"{_ms(timed.plan_ns)} of {_ms(timed.dense_ns)} dense"
     return f"{ms} ({timed.plan_ns / timed.dense_ns:.3f}x; {how_known(timed)}){rates(plan, timed)}"
 

@@ -35,10 +35,12 @@ def studies_path(gpu: str) -> Path:
     return default_path(gpu).with_name(f"{default_path(gpu).stem}-studies.jsonl")
 
 
-def local_profile(gpu: str) -> Path | None:
-    """Find the profile of this GPU: the saved one, else a shipped one of the same name, else None."""
-    name = default_path(gpu).name
-    return next((path for path in (*saved_profiles(), *shipped_profiles()) if path.name == name), None)
+def local_profile(gpu: str, engine: str | None = None) -> Path | None:
+    """Find the profile of this GPU: the saved one, else a shipped one, for the engine if there is one; else None."""
+    name = default_path(gpu).stem
+    shipped = {path.stem: path for path in shipped_profiles()}
+    saved = next((path for path in saved_profiles() if path.stem == name), None)
+    return saved or shipped.get(f"{name}-{engine}") or shipped.get(name)
 
 
 def find_profile(path_or_name: str | Path) -> Path:

@@ -18,13 +18,15 @@ from gac.models.sites import Weight
 from gac.plan.plan import Plan
 from gac.runtime.finish import finish
 from gac.runtime.storage.modules import stored_modules
+from gac.schemes import SCHEMES as KNOWN
 from gac.schemes import scheme_named
 from tests.changed import with_measured, with_recipe
 from tests.compression.compressed import MakePlan
 from tests.models.small import small_config, small_model
 
-SCHEMES = ("w8a16", "w4a16", "bf16", "w3a16:32", "w2a16:24")
-CHOOSY = ("fp8", "w8a8")  # which take some dims alone
+CHOOSY = tuple(name for name in KNOWN.names if scheme_named(name).input_quantiser)  # which take some dims alone
+GROUPED = {"w3a16": "w3a16:32", "w2a16": "w2a16:24"}
+SCHEMES = tuple(GROUPED.get(name, name) for name in KNOWN.names if name not in CHOOSY)
 RANK, WIDTH, LENGTH = 10, 90, 10  # no multiples of what a word holds
 PATTERNS = 4
 

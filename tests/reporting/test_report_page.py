@@ -106,7 +106,7 @@ def test_what_the_table_lacks_is_said() -> None:
     assert "the latency table holds no time of 4 or of the next dims" in cells(page)[0]["reasons"][-1]
     assert "driver 580.1, CUDA 13.0" in words(page)
     said = words(page_of(decided(workloads=["decode:4@8"])))
-    assert "decode:4@8: unknown, the profile lacks the shapes of 2 weights with 4 rows of input; " in said
+    assert "decode:4@8: unknown, the profile lacks the shapes of 2 weights with 4 rows of input, " in said
     said = words(page_of(rounded()))
     assert "prefill:1x8: unknown, the profile has no w4a16; " in said
 

@@ -118,7 +118,7 @@ def test_more_bits_lose_no_more() -> None:
     check_bits(*SCHEMES, *map(scheme_named, ("w4a16:32", "w2a16:32")))
     worse = copy.copy(scheme_named("bf16"))
     worse.quantised = lambda matrix, *known: torch.zeros_like(matrix)  # type: ignore[method-assign]
-    with pytest.raises(AssertionError, match="bf16 loses"):
+    with pytest.raises(AssertionError, match="bf16 loses more"):
         check_bits(scheme_named("w8a16"), worse)
 
 

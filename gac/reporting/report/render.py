@@ -11,7 +11,7 @@ from gac.core.version import __version__
 from gac.core.words import duration, megabytes, nats
 from gac.plan import summary
 from gac.plan.costs import COSTS
-from gac.plan.layers import legend_of, lossy_schemes
+from gac.plan.layers import legend_of
 from gac.plan.plan import Limit, Plan, WorkloadLatency
 from gac.profiling.folders import saved_profiles, shipped_profiles
 from gac.profiling.table import Profile
@@ -99,7 +99,7 @@ def tiles(plan: Plan) -> list[tuple[str, str, str]]:
 
 def _time_tile(plan: Plan, timed: WorkloadLatency) -> tuple[str, str, str]:
     if not timed.dense_ns or not timed.plan_ns:
-        return timed.workload, "unknown", f"the table {summary.lacking(timed, lossy_schemes(plan))}"
+        return timed.workload, "unknown", f"the table {summary.lacking(plan, timed)}"
     dense = f"{duration(timed.dense_ns)} dense{summary.rates(plan, timed)}"
     return timed.workload, f"{timed.plan_ns / timed.dense_ns:.3f}x", dense
 
