@@ -23,7 +23,18 @@ from gac.forms.tensor_parallel import check_splits
 from gac.models.families import family_of
 from gac.models.sites import Site
 from gac.plan.costs import ns_of
-from gac.plan.engines import ENGINES, PAIR, TRANSFORMERS, VLLM, Engine, Step, paired_rank, steps_of, with_half_mlps
+from gac.plan.engines import (
+    ENGINES,
+    PAIR,
+    STEPS,
+    TRANSFORMERS,
+    VLLM,
+    Engine,
+    Step,
+    paired_rank,
+    steps_of,
+    with_half_mlps,
+)
 from gac.plan.evidence import ProfileUsed
 from gac.plan.recipe import Deployment, Recipe, Refit, ResolvedRecipe, Space
 from gac.plan.summary import profile_command
@@ -51,7 +62,7 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     if method.forms:
         recipe = _with_method_forms(recipe, method)
     space, run, plain = recipe.space, recipe.deployment, recipe.rule == "loss" and not method.forms
-    steps = engine_steps(config, run, profile)
+    steps = engine_steps(config, run, profile) if profile.measured_in(STEPS[0], DTYPE) else {}
     if run.engine is not None:
         engine = ENGINES[run.engine]
         _check_engine(engine, space, run)
