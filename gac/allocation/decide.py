@@ -9,7 +9,8 @@ from math import floor, frexp, ldexp
 
 import numpy as np
 
-from gac.allocation.candidate_set import CandidateSet, weight_candidates, with_fused_gemm
+from gac.allocation.candidate_set import CandidateSet
+from gac.allocation.candidates import weight_candidates, with_fused_gemm
 from gac.allocation.dense import total
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.latencies import Timing

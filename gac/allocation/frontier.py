@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.candidates import dense_candidate, pareto_optimal
+from gac.allocation.candidate_set import CandidateSet, pareto_optimal
+from gac.allocation.candidates import dense_candidate
 from gac.allocation.dense import DenseModel
 from gac.allocation.feasibility import check_shrinks_cache
 from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, point_of

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gac.allocation.candidate_set import CandidateSet, zip_candidates
+from gac.allocation.candidate_set import CandidateSet
+from gac.allocation.candidates import zip_candidates
 from gac.allocation.dense import DenseModel, total
 from gac.allocation.dims import check_forms_divide, full_dim, runnable_dims
 from gac.allocation.feasibility import check_reachable

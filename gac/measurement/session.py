@@ -108,12 +108,7 @@ def measure(
         GacError: the model, the text or the statistics are not usable.
     """
     ranks, sites = this_run(), resolved.targeted
-    for line in _expected_work(resolved, texts):
-        logger.info("%s", line)
-    store = StatisticsStore(home() / "statistics")
-    store.check_writable()
-    if ranks.count > 1:
-        check_shared(store.directory, ranks)
+    _announce(resolved, texts, ranks)
     loaded = load_dense_model(model, tokenizer, stream=True)
     if (space := resolved.recipe.space).rotate is None:
         space = replace(space, rotate=space.few_bits and rotates_freely(loaded.model))
@@ -207,6 +202,16 @@ def calibration_run(
 def _store(key: str) -> StatisticsStore:
     name = hashlib.sha256(f"{__version__} {_FORMAT} {' '.join(READERS)} {key}".encode()).hexdigest()
     return StatisticsStore(home() / "statistics" / name[:24])
+
+
+def _announce(resolved: ResolvedRecipe, texts: Texts, ranks: Ranks) -> None:
+    """Log the work to come, and refuse a folder of statistics that cannot be written, before weights are read."""
+    for line in _expected_work(resolved, texts):
+        logger.info("%s", line)
+    store = StatisticsStore(home() / "statistics")
+    store.check_writable()
+    if ranks.count > 1:
+        check_shared(store.directory, ranks)
 
 
 def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:

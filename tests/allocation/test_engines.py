@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gac.allocation.candidate_set import weight_candidates
+from gac.allocation.candidates import weight_candidates
 from gac.allocation.decide import decide
 from gac.allocation.dense import DenseModel
 from gac.allocation.frontier import frontier
