@@ -15,9 +15,9 @@ from gac.allocation.dims import check_forms_divide, full_dim, runnable_dims
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import BF16, DTYPE, Timing, has_attention_latency
 from gac.allocation.rules import RULES
-from gac.allocation.split_latencies import check_collectives, timing_of
+from gac.allocation.split_latencies import check_collectives
 from gac.core.errors import GacError, ModelError, PlanError, ProfileError
-from gac.forms import DEFAULT_FORMS, FORMS, Form, form_named
+from gac.forms import DEFAULT_FORMS, DENSE, FORMS, Form, form_named
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit, fuse_sites
 from gac.forms.tensor_parallel import check_splits
@@ -116,13 +116,13 @@ def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, St
     }
     if not (known := {name: steps for name, steps in times.items() if steps and 0 not in steps[:-1]}):
         return {}
-    timing = timing_of(profile, replace(run, engine=VLLM.name, workloads=tuple(known)))
+    served = replace(run, engine=VLLM.name, workloads=tuple(known))
     full, half = (
-        DenseModel.of(family_of(each).sites(each), timing).gemms_ns for each in (config, with_half_mlps(config))
+        DenseModel.of(family_of(each).sites(each), profile, served) for each in (config, with_half_mlps(config))
     )
-    pairs = _all_paired(family_of(config).sites(config), timing)
+    pairs = _all_paired(family_of(config).sites(config), full.timing)
     count, steps = sum(len(rows.dims[0]) for rows in pairs), {}
-    for (name, known_ns), gemms, fewer in zip(known.items(), full, half, strict=True):
+    for (name, known_ns), gemms, fewer in zip(known.items(), full.gemms_ns, half.gemms_ns, strict=True):
         dense_ns, served_ns, halved_ns, paired_ns = known_ns
         scale, launches, in_pairs = _scale(served_ns - halved_ns, gemms, fewer), Fraction(0), total(pairs, ns_of(name))
         if paired_ns and gemms is not None and in_pairs is not None:  # older tables have no step of pairs
@@ -178,13 +178,16 @@ def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> R
         check_forms_divide(sites, recipe.space, run.tensor_parallel)
         if limits.latency != {}:
             check_collectives(profile, run, sites)
-    timing, dense, known = timing_of(profile, run), form_named("dense"), dict[str, list[str]]()
+    models = dict[str, DenseModel]()
     for name in dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes)):
-        stored = partial(runnable_dims, dense, scheme_named(name), gpus=timing.gpus)
+        stored = partial(runnable_dims, DENSE, scheme_named(name), gpus=run.tensor_parallel)
         storable = [site for site in sites if all(len(stored(each, full_dim(each))) for each in site.weights)]
-        latencies = zip(run.parsed, DenseModel.of(storable, timing, scheme_named(name)).latency_ns, strict=True)
-        known[name] = [str(workload) for workload, ns in latencies if ns is not None]
-    forms = [*map(form_named, recipe.space.forms)]
+        models[name] = DenseModel.of(storable, profile, run, scheme=scheme_named(name))
+    known = {
+        name: [str(workload) for workload, ns in zip(run.parsed, model.latency_ns, strict=True) if ns is not None]
+        for name, model in models.items()
+    }
+    forms, timing = [*map(form_named, recipe.space.forms)], models[DEFAULT_SCHEME].timing
     untimed = [form for form in forms if not (form.latency.timed or has_attention_latency(timing, form, sites))]
     if limits.latency or slack:
         _check_timed(recipe, sites, known, untimed)
