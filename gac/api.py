@@ -46,7 +46,7 @@ from gac.models.families import family_of
 from gac.models.loading import is_checkpoint, load_config
 from gac.models.modules import cast, swap_in
 from gac.models.packaged import PACKAGED, SAVED_IN
-from gac.models.plain import check_in_memory, check_plain
+from gac.models.plain import check_in_memory
 from gac.models.threads import entry_point
 from gac.plan.costs import KV_NUMBERS, PARAMS
 from gac.plan.plan import Plan
@@ -262,13 +262,13 @@ def compress(
     plan = replace(Plan.opened(plan), healed=())
     recipe, ranks = plan.recipe, this_run()
     config = load_config(model)
-    sites = planned_sites(plan, family_of(config).sites(config))
+    targeted = family_of(config).sites(config)
+    sites = planned_sites(plan, targeted)
     changed = changed_sites(plan, sites)
-    loaded = load_dense_model(model, tokenizer)
+    loaded = load_dense_model(model, tokenizer, targeted)
     if dtype is None and loaded.name in PACKAGED:
         dtype = SAVED_IN
     check_in_memory(loaded.model)
-    check_plain(loaded.model, [weight.name for site in sites for weight in site.weights])
     digest = planned_digest(plan, loaded, sites)
     windows = planned_windows(plan, loaded, calibration)
     if ranks.count > 1:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gac
-from gac.allocation.decide import SLACK
+from gac.allocation.resolve import SLACK
 from gac.core.errors import BudgetError, GacError
 from gac.plan.recipe import Deployment, Limits, Measure, Recipe, Space
 from tests.changed import edited

@@ -1,30 +1,38 @@
 """From loss curves and a latency table to the Pareto-optimal candidates of a site."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import TypeVar
 
 import numpy as np
 
-from gac.allocation.candidate_set import CandidateSet, weight_candidates, with_fused_gemm, zip_candidates
+from gac.allocation.candidate_set import (
+    CandidateSet,
+    criteria_of,
+    cross_product,
+    cross_product_fused,
+    pareto_optimal,
+)
 from gac.allocation.dims import allowed_dims, full_dim, runnable_dims
-from gac.allocation.latencies import BF16, UNKNOWN, Latencies, Timing
-from gac.allocation.pareto import ParetoSet, nondominated
-from gac.core.arrays import Floats, Ints
+from gac.allocation.latencies import (
+    BF16,
+    INTERPOLATED,
+    MODELLED,
+    UNKNOWN,
+    Timing,
+    add,
+    attention_latency,
+    sum_of_latencies,
+)
+from gac.allocation.pareto import ParetoSet
+from gac.core.arrays import Ints
 from gac.core.errors import PlanError, ProfileError
 from gac.forms import Form, form_named, variants_of
-from gac.forms.loss_curves import LossCurves
+from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.sites import Site
 from gac.plan.costs import COSTS, columns_of
 from gac.plan.recipe import Space
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, scheme_named
-
-Numbers = TypeVar("Numbers", Floats, Ints)
-Gemm = Callable[[Ints], Latencies]
-"""Latencies of a shared GEMM at each of its widths, of shape ``(n, workloads)``."""
-
-_BATCH = 1 << 20
 
 
 def candidates(
@@ -223,80 +231,59 @@ class CandidateBuilder:
         return rows.pick(rows.known(self.needed)) if self.needed else rows
 
 
-# --- combinations of several weights --------------------------------------------------------------------------------
+# --- of one weight, and of the GEMM that several share ---------------------------------------------------------------
 
 
-def cross_product(
-    options: Sequence[CandidateSet], limited: Sequence[str], known: ParetoSet, extra: float = 0.0
-) -> CandidateSet | None:
-    """Return the Pareto-optimal combinations of choices, each with an extra loss; None where none is left."""
-    besides = np.append(np.zeros(len(limited)), extra)
-    picked = known.nondominated([criteria_of(rows, limited) for rows in options], besides)
-    if picked is None:
-        rows = reduce(partial(_pairs, limited=limited), options)
-    elif len(picked[0]):
-        rows = pareto_optimal(reduce(CandidateSet.paired, map(CandidateSet.pick, options, picked)), limited)
-    else:
-        return None
-    return replace(rows, loss=rows.loss + extra)
+def weight_candidates(
+    site: Site, position: int, form: Form, scheme: Scheme, dims: Ints, curve: LossCurve | None, timing: Timing
+) -> CandidateSet:
+    """Return one weight of a site in one form and scheme at each of the dims, without loss where there is no curve."""
+    weight, fused, count = site.weights[position], position in site.fused, len(dims)
+
+    def without_loss() -> CandidateSet:
+        latency, source = (timing.after_fused if fused else timing.of_weight)(form, weight, dims, scheme)
+        latency, source = add((latency, source), attention_latency(timing, form, weight, dims))
+        latency = sum_of_latencies(latency, timing.launches(form, weight, dims))
+        costs = [[cost.of_choice(form, scheme, weight, dim) for cost in COSTS.values()] for dim in dims.tolist()]
+        return CandidateSet(
+            site.name,
+            columns_of(timing.workloads),
+            forms=np.full((count, 1), form.name),
+            schemes=np.full((count, 1), scheme.name),
+            dims=dims[:, None],
+            loss=np.zeros(count),
+            costs=np.concatenate([np.array(costs, dtype=np.int64).reshape(count, len(COSTS)), latency], axis=1),
+            **_marks(latency, source),
+            width=timing.shared_width(form, weight, dims) if fused else timing.no_width(count),
+            shared=np.full(count, fused),
+        )
+
+    rows = timing.once((form.name, scheme.name, fused, dims.tobytes()), weight, without_loss)
+    return replace(rows, site=site.name, loss=rows.loss if curve is None else curve.loss[dims])
 
 
-def cross_product_fused(options: Sequence[CandidateSet], limited: Sequence[str], gemm: Gemm) -> CandidateSet:
-    """Return the combinations of weights that share a GEMM which are Pareto-optimal with the GEMM's latency.
-
-    Its width is known with the last weight. So there the latency counts at once: rows of all widths are
-    compared, which leaves far fewer than those of each width by themselves, and no other rows in the end.
-    """
-    pairs, (*before, last) = partial(_pairs, limited=limited), options
-    if not before or all(column in COSTS for column in limited):
-        return reduce(pairs, options)
-    return _pairs(reduce(pairs, before), last, limited, gemm)
-
-
-def _pairs(left: CandidateSet, right: CandidateSet, limited: Sequence[str], gemm: Gemm | None = None) -> CandidateSet:
-    """The Pareto-optimal pairs of a left and a right row; in batches of left rows, so that memory stays bounded."""
-    batch = max(1, _BATCH // len(right))
-    parts = []
-    for start in range(0, len(left), batch):
-        part = left.pick(slice(start, start + batch))
-        if gemm is None:
-            criteria = _sums(_compared(part, limited), _compared(right, limited))
-        else:
-            criteria = _sums(criteria_of(part, limited), criteria_of(right, limited))
-            ns, _ = gemm(_sums(part.width, right.width))
-            for place, column in enumerate(limited):
-                if column not in COSTS:
-                    criteria[:, place] += _infinite_where_unknown(ns[:, part.columns.index(column) - len(COSTS)])
-        mask = nondominated(criteria)
-        from_left, from_right = np.divmod(np.flatnonzero(mask), len(right))
-        parts.append(part.pick(from_left).paired(right.pick(from_right)))
-    return parts[0] if len(parts) == 1 else pareto_optimal(CandidateSet.concatenate(parts), limited)
+def zip_candidates(
+    site: Site, forms: Sequence[Form], dims: Sequence[Ints], scheme: Scheme, timing: Timing
+) -> CandidateSet:
+    """Return every weight in its form, each at its dims, row by row, without losses."""
+    weights = enumerate(zip(forms, dims, strict=True))
+    rows = reduce(
+        CandidateSet.paired,
+        [weight_candidates(site, position, form, scheme, its, None, timing) for position, (form, its) in weights],
+    )
+    return with_fused_gemm(rows, site, timing) if site.fused else rows
 
 
-def _sums(left: Numbers, right: Numbers) -> Numbers:
-    sums: Numbers = (left[:, None, :] + right[None, :, :]).reshape(len(left) * len(right), left.shape[1])
-    return sums
+def with_fused_gemm(rows: CandidateSet, site: Site, timing: Timing) -> CandidateSet:
+    """Add the latency of the GEMM that the site's fused weights share."""
+    scheme, costs = scheme_named(str(rows.schemes[0, site.fused[0]])), rows.costs.copy()
+    latency, source = timing.of_shared(site.weights[site.fused[0]], rows.width, scheme)
+    costs[:, len(COSTS) :] = sum_of_latencies(rows.latency, latency)
+    uncounted = rows.interpolated + rows.modelled < rows.dims.shape[1]  # no weight counts twice
+    counts = {name: getattr(rows, name) + marks * uncounted for name, marks in _marks(latency, source).items()}
+    return replace(rows, costs=costs, **counts, width=np.zeros_like(rows.width))
 
 
-def pareto_optimal(rows: CandidateSet, limited: Sequence[str]) -> CandidateSet:
-    return rows.pick(nondominated(_compared(rows, limited)))
-
-
-def criteria_of(rows: CandidateSet, limited: Sequence[str]) -> Floats:
-    """Return limited costs and loss; a latency is infinite where unknown (exact integers below 2**53)."""
-    return np.stack([*(_infinite_where_unknown(rows.cost(column)) for column in limited), rows.loss], axis=1)
-
-
-def _infinite_where_unknown(costs: Ints) -> Floats:
-    return np.where(costs == UNKNOWN, np.inf, costs)
-
-
-def _compared(rows: CandidateSet, limited: Sequence[str]) -> Floats:
-    """The criteria, and the width of a shared GEMM of which the latency is not yet known, with both signs.
-
-    The latency may fall as the GEMM gets wider: so only rows of one width are compared.
-    """
-    workloads = [rows.columns.index(column) - len(COSTS) for column in limited if column not in COSTS]
-    starts = range(0, rows.width.shape[1], max(1, len(rows.columns) - len(COSTS)))
-    width = rows.width[:, [start + workload for start in starts for workload in workloads]]
-    return np.hstack([criteria_of(rows, limited), width, -width])
+def _marks(latency: Ints, source: Ints) -> dict[str, Ints]:
+    sources = {"interpolated": INTERPOLATED, "modelled": MODELLED}
+    return {name: ((latency != UNKNOWN) & (source == code)).astype(np.int64) for name, code in sources.items()}

@@ -9,17 +9,15 @@ from math import floor, frexp, ldexp
 
 import numpy as np
 
-from gac.allocation.candidate_set import CandidateSet, weight_candidates, with_fused_gemm
-from gac.allocation.dense import DenseModel, total
-from gac.allocation.dims import check_forms_divide, full_dim, runnable_dims
+from gac.allocation.candidate_set import CandidateSet
+from gac.allocation.candidates import weight_candidates, with_fused_gemm
+from gac.allocation.dense import total
 from gac.allocation.knapsack import Group, Solution
-from gac.allocation.latencies import Timing, has_latencies
+from gac.allocation.latencies import Timing
 from gac.allocation.problem import LOSS, Instance, Problem, as_knapsack
-from gac.allocation.split_latencies import check_collectives, timing_of
-from gac.core.errors import BudgetError, ProfileError
+from gac.core.errors import BudgetError
 from gac.core.version import __version__
 from gac.forms import form_named
-from gac.forms.tensor_parallel import check_splits
 from gac.models.sites import Site
 from gac.plan.costs import floored, ns_of
 from gac.plan.plan import (
@@ -38,82 +36,9 @@ from gac.plan.plan import (
     amounts,
 )
 from gac.plan.recipe import Recipe
-from gac.plan.summary import profile_command
-from gac.profiling.table import Profile
-from gac.schemes import DEFAULT_SCHEME, scheme_named
-
-SLACK = 0.003
-"""Default fraction of the least loss that may be lost more for speed."""
+from gac.schemes import scheme_named
 
 _SLACK_BITS, _LOSS_BITS = 44, 60
-
-
-def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
-    """Return the recipe with its latency limits and slack decided, see ``Recipe.slack`` and ``Limits.latency``.
-
-    Where the profile lacks one of the schemes or has no latency of a form (``Form.timed``), no latency is limited, and
-    no loss is given for speed. It has a scheme where it has the latency of all dense weights that can be stored in it.
-
-    Raises:
-        GacError: the GPUs do not divide every weight, see ``gac.forms.tensor_parallel.check_splits``, or no dim of a
-            form.
-        ProfileError: a latency is limited that the profile has in 16 bits and lacks in a scheme, or that no
-            profile has of a form; or it lacks the collectives of a split model, and not every latency is allowed.
-    """
-    exact, limits, run = recipe.rule == "loss", recipe.limits, recipe.deployment
-    if run.tensor_parallel > 1:
-        check_splits(sites, run.tensor_parallel)
-        check_forms_divide(sites, recipe.space, run.tensor_parallel)
-        if limits.latency != {}:
-            check_collectives(profile, run, sites)
-    latency, slack = limits.latency, recipe.slack
-    timing = timing_of(profile, run)
-    schemes = dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes))
-    known = {name: _known_workloads(sites, timing, name) for name in schemes}
-    limited = [workload for workload in known[DEFAULT_SCHEME] if workload in (latency or ())]
-    for name, in_scheme in known.items():
-        if lacking := [workload for workload in limited if workload not in in_scheme]:
-            command = profile_command("NAME", recipe, *run.workloads)
-            raise ProfileError(
-                f"a limit of latency for {lacking[0]} with scheme {name}, which the profile does not have",
-                f"schemes that it was measured in, such as {DEFAULT_SCHEME}",
-                f"Measure it with {command}, or plan without one of the two.",
-            )
-    untimed = [name for name in recipe.space.forms if not has_latencies(timing, form_named(name), sites)]
-    if untimed and (latency or slack):
-        raise ProfileError(
-            f"a limit of latency, or loss for speed, with form {untimed[0]}",
-            "forms whose latency is measured",
-            _untimed_remedy(untimed[0], sites, recipe),
-        )
-    timed = not untimed and all(in_scheme == known[DEFAULT_SCHEME] for in_scheme in known.values())
-    if slack is None:
-        slack = SLACK if exact and not latency and timed else 0.0
-    if latency is None:
-        latency = dict.fromkeys(known[DEFAULT_SCHEME] if exact and timed else (), 1.0)
-    return replace(recipe, limits=replace(limits, latency=latency), slack=slack)
-
-
-def _untimed_remedy(name: str, sites: Sequence[Site], recipe: Recipe) -> str:
-    """Tables can have the latency of a form that attention reads; of others they cannot."""
-    weights = [weight for site in sites for weight in site.weights]
-    variants = [(variant, weight) for weight in weights for variant in form_named(name).variants(weight)]
-    measurable = any(variant.applies_to(weight) and variant.cache.axis(weight) for variant, weight in variants)
-    workloads = recipe.deployment.workloads
-    if not (measurable and any(workload.startswith("decode") for workload in workloads)):
-        return "Leave the form out, or plan without the limit."
-    return f"Measure it with {profile_command('NAME', recipe, *workloads)}, or leave the form or the limit out."
-
-
-def _known_workloads(sites: Sequence[Site], timing: Timing, scheme: str) -> list[str]:
-    stored, dense = scheme_named(scheme), form_named("dense")
-
-    def storable(site: Site) -> bool:
-        return all(len(runnable_dims(dense, stored, weight, full_dim(weight), timing.gpus)) for weight in site.weights)
-
-    model = DenseModel.of([site for site in sites if storable(site)], timing, scheme=stored)
-    latencies = zip(timing.workloads, model.latency_ns, strict=True)
-    return [str(workload) for workload, ns in latencies if ns is not None]
 
 
 @dataclass(frozen=True, eq=False)

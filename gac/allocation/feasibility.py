@@ -13,7 +13,6 @@ from gac.allocation.dims import first_dim
 from gac.allocation.knapsack import knapsack
 from gac.allocation.latencies import Timing, unnamed
 from gac.allocation.problem import as_knapsack, name_of
-from gac.allocation.split_latencies import timing_of
 from gac.core.errors import BudgetError
 from gac.forms import DENSE, FORMS, form_named, variants_of
 from gac.forms.loss_curves import LossCurve, LossCurves
@@ -37,15 +36,14 @@ def check_reachable(
         BudgetError: with the smallest budget, memory or KV-cache limit that can be reached.
         PlanError: no scheme allows any dim of a weight.
     """
-    timing, fractions = timing_of(profile, recipe.deployment, steps), recipe.fractions
-    dense = DenseModel.of(sites, timing)
+    dense, fractions = DenseModel.of(sites, profile, recipe.deployment, steps), recipe.fractions
     in_schemes = f" in schemes {', '.join(recipe.space.schemes)}"
     any_dim = [name for name in recipe.space.schemes if scheme_named(name).shape_requirement is None]
     for cost in (COSTS[name] for name in fractions if name in COSTS and COSTS[name].of_weights):
         space, dense_amount = recipe.space, dense.amount(cost.name)
         if cost.name != BYTES and any_dim:  # all of these have the same dims
             space = replace(space, schemes=(any_dim[0],))
-        candidate_sets = _without_loss(sites, space, timing, (cost.name,))
+        candidate_sets = _without_loss(sites, space, dense.timing, (cost.name,))
         smallest = sum(int(rows.cost(cost.name).min()) for rows in candidate_sets)
         option, means, more = (
             ("a budget", "", "forms") if cost.name == PARAMS else (cost.limit, in_schemes, "forms or schemes")
@@ -59,7 +57,7 @@ def check_reachable(
     if KV_NUMBERS in fractions:
         _check_cache(sites, recipe, dense.amount(KV_NUMBERS))
     if recipe.limits.latency:
-        _check_latency(sites, recipe, timing, dense)
+        _check_latency(sites, recipe, dense)
 
 
 def _without_loss(
@@ -74,10 +72,10 @@ def _without_loss(
     return [sets[key] for key in alike]
 
 
-def _check_latency(sites: Sequence[Site], recipe: Recipe, timing: Timing, dense: DenseModel) -> None:
+def _check_latency(sites: Sequence[Site], recipe: Recipe, dense: DenseModel) -> None:
     columns = [column for column in recipe.fractions if column not in COSTS]
     allowed = dense.allowed(recipe)
-    sets = _without_loss(sites, recipe.space, timing, (PARAMS, *columns), columns)
+    sets = _without_loss(sites, recipe.space, dense.timing, (PARAMS, *columns), columns)
     by_params = [
         replace(rows, site=site.kind, loss=rows.params.astype(np.float64))
         for site, rows in zip(sites, sets, strict=True)

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.candidates import dense_candidate, pareto_optimal
+from gac.allocation.candidate_set import CandidateSet, pareto_optimal
+from gac.allocation.candidates import dense_candidate
 from gac.allocation.dense import DenseModel
 from gac.allocation.feasibility import check_shrinks_cache
 from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, point_of
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.problem import Problem, as_knapsack
-from gac.allocation.split_latencies import check_collectives, timing_of
+from gac.allocation.split_latencies import check_collectives
 from gac.core.errors import BudgetError, GacError
 from gac.core.version import __version__
 from gac.models.sites import Site
@@ -110,8 +110,7 @@ def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit
     if limit not in COSTS:
         if recipe.deployment.tensor_parallel > 1:
             check_collectives(profile, recipe.deployment, sites)
-        timing = timing_of(profile, recipe.deployment)
-        DenseModel.of(sites, timing).amount(ns_of(limit), recipe)
+        DenseModel.of(sites, profile, recipe.deployment).amount(ns_of(limit), recipe)
 
 
 def _solve(

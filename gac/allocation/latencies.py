@@ -279,10 +279,10 @@ def summed_attention(timing: Timing, choices: Iterable[WeightChoice], workload: 
     return sum(int(latency[0, column]) for latency in rows)
 
 
-def has_latencies(timing: Timing, form: Form, sites: Iterable[Site]) -> bool:
-    """True if latencies of a form can be known: the table has its operation, or its attention and the dense one."""
+def has_attention_latency(timing: Timing, form: Form, sites: Iterable[Site]) -> bool:
+    """True if the table has the latency of a form that attention reads, and that of attention over a dense cache."""
     weights = (weight for site in sites for weight in site.weights)
-    return form.latency.timed or all(
+    return all(
         timing.once((variant.name, "attention"), weight, partial(_has_attention, timing, variant, weight))
         for weight in weights
         for variant in form.variants(weight)

@@ -13,7 +13,6 @@ from gac.allocation.candidates import candidates
 from gac.allocation.dense import DenseModel
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import Timing
-from gac.allocation.split_latencies import timing_of
 from gac.core.arrays import Floats
 from gac.core.errors import BudgetError, ModelError, ProfileError
 from gac.forms import form_named, variants_of
@@ -75,12 +74,12 @@ class Problem:
         return any(form.can_exceed_dense(weight) for weight in weights for form in variants_of(forms, weight))
 
     @cached_property
-    def timing(self) -> Timing:
-        return timing_of(self.profile, self.recipe.deployment, self.steps)
-
-    @cached_property
     def dense(self) -> DenseModel:
-        return DenseModel.of(self.sites, self.timing)
+        return DenseModel.of(self.sites, self.profile, self.recipe.deployment, self.steps)
+
+    @property
+    def timing(self) -> Timing:
+        return self.dense.timing
 
     def loss_beyond_sum(self, chosen: Sequence[Candidate]) -> float:
         return self.curves.beyond_sum(

@@ -1,37 +1,52 @@
 """Complete a recipe: decide every default for one model and one latency table, before anything is measured."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gac.allocation.candidate_set import CandidateSet, zip_candidates
-from gac.allocation.decide import speed_defaults
+from gac.allocation.candidate_set import CandidateSet
+from gac.allocation.candidates import zip_candidates
 from gac.allocation.dense import DenseModel, total
+from gac.allocation.dims import check_forms_divide, full_dim, runnable_dims
 from gac.allocation.feasibility import check_reachable
-from gac.allocation.latencies import BF16, DTYPE, Timing
+from gac.allocation.latencies import BF16, DTYPE, Timing, has_attention_latency
 from gac.allocation.rules import RULES
-from gac.allocation.split_latencies import timing_of
-from gac.core.errors import GacError, ModelError, PlanError
-from gac.forms import DEFAULT_FORMS, FORMS, form_named
+from gac.allocation.split_latencies import check_collectives
+from gac.core.errors import GacError, ModelError, PlanError, ProfileError
+from gac.forms import DEFAULT_FORMS, DENSE, FORMS, Form, form_named
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit, fuse_sites
+from gac.forms.tensor_parallel import check_splits
 from gac.models.families import family_of
 from gac.models.sites import Site
 from gac.plan.costs import ns_of
-from gac.plan.engines import ENGINES, PAIR, TRANSFORMERS, VLLM, Engine, Step, paired_rank, steps_of, with_half_mlps
+from gac.plan.engines import (
+    ENGINES,
+    PAIR,
+    STEPS,
+    TRANSFORMERS,
+    VLLM,
+    Engine,
+    Step,
+    paired_rank,
+    steps_of,
+    with_half_mlps,
+)
 from gac.plan.evidence import ProfileUsed
-from gac.plan.recipe import Deployment, Recipe, Refit, ResolvedRecipe
+from gac.plan.recipe import Deployment, Recipe, Refit, ResolvedRecipe, Space
+from gac.plan.summary import profile_command
 from gac.profiling.table import Profile
-from gac.schemes import DEFAULT_SCHEME
+from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 if TYPE_CHECKING:
     from gac.forms.curvature.methods import Method
 
-logger = logging.getLogger("gac")
+SLACK = 0.003
+"""Default fraction of the least loss that may be lost more for speed."""
 
 
 def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: ProfileUsed) -> ResolvedRecipe:
@@ -47,42 +62,41 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     method = METHODS.get(recipe.measure.method)
     if method.forms:
         recipe = _with_method_forms(recipe, method)
-    steps = engine_steps(config, recipe.deployment, profile)
-    engine = engine_of(recipe, method, steps)
-    fuse: Fusing | None = True if engine.shares else recipe.deployment.fuse
+    space, run, plain = recipe.space, recipe.deployment, recipe.rule == "loss" and not method.forms
+    steps = engine_steps(config, run, profile) if profile.measured_in(STEPS[0], DTYPE) else {}
+    if run.engine is not None:
+        engine = ENGINES[run.engine]
+        _check_engine(engine, space, run)
+    else:
+        as_served = plain and run.fuse is None and space.head == DEFAULT_SCHEME
+        engine = VLLM if steps and as_served and VLLM.unserved(space.forms, space.schemes) is None else TRANSFORMERS
+    fuse: Fusing | None = True if engine.shares else run.fuse
     if fuse is None:
-        fuse = "auto" if recipe.rule == "loss" and not method.forms else False
-    recipe = replace(recipe, deployment=replace(recipe.deployment, engine=engine.name, fuse=fuse))
+        fuse = "auto" if plain else False
+    recipe = replace(recipe, deployment=replace(run, engine=engine.name, fuse=fuse))
     RULES.get(recipe.rule).check(recipe)
-    gpus = recipe.deployment.tensor_parallel
-    if gpus > 1 and not getattr(config, "base_model_tp_plan", True):
-        problem = f"tensor_parallel={gpus} for a {config.model_type}, which transformers does not divide"
+    if run.tensor_parallel > 1 and not getattr(config, "base_model_tp_plan", True):
+        problem = f"tensor_parallel={run.tensor_parallel} for a {config.model_type}, which transformers does not divide"
         expected = "an architecture with a base_model_tp_plan in transformers"
         raise ModelError(problem, expected, "Plan for one GPU (tensor_parallel=1).")
     family = family_of(config)
     targeted = family.sites(config)
-    check_forms_fit(targeted, recipe.space.forms, config.model_type)
+    check_forms_fit(targeted, space.forms, config.model_type)
     if recipe.measure.shots == 2:
         check_shots(recipe, method, targeted, config.model_type)
-    refit = resolve_refit(recipe, method, targeted, config.model_type)
-    sites = as_planned(targeted, recipe.space.forms, recipe.deployment.fuse)
+    adds_to_residual = any(weight.to_residual for site in targeted for weight in site.weights)
+    if (refit := recipe.refit) is None:
+        refit = "residual" if recipe.rule == "loss" and method.refits and adds_to_residual else "none"
+    else:
+        _check_refit(refit, space.forms, adds_to_residual, config.model_type)
+    sites = as_planned(targeted, space.forms, fuse)
     resolved = speed_defaults(replace(recipe, refit=refit), sites, profile)
     steps = steps if engine is VLLM else {}
     check_reachable(sites, resolved, profile, steps)
     return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used, steps)
 
 
-def engine_of(recipe: Recipe, method: "Method", steps: Mapping[str, Step]) -> Engine:
-    """Return the engine that a plan is made for: as named, or vLLM where the profile has its ``steps`` of this model.
-
-    Raises:
-        GacError: the engine does not run a form, a scheme, or separate GEMMs of one input.
-    """
-    space, run = recipe.space, recipe.deployment
-    if run.engine is None:
-        plain = recipe.rule == "loss" and not method.forms and run.fuse is None and space.head == DEFAULT_SCHEME
-        return VLLM if steps and plain and VLLM.unserved(space.forms, space.schemes) is None else TRANSFORMERS
-    engine = ENGINES[run.engine]
+def _check_engine(engine: Engine, space: Space, run: Deployment) -> None:
     if (unserved := engine.unserved(space.forms, space.schemes)) is not None:
         served = ", ".join(form.name for form in FORMS if form.served)
         expected = f"the forms {served} and the scheme {DEFAULT_SCHEME}, which it runs at full speed"
@@ -90,7 +104,6 @@ def engine_of(recipe: Recipe, method: "Method", steps: Mapping[str, Step]) -> En
         raise PlanError(f"{unserved} for engine {engine.name}", expected, remedy)
     if engine.shares and run.fuse is False:
         raise GacError(f"fuse=False for engine {engine.name}", "shared GEMMs, which it always has", "Leave fuse out.")
-    return engine
 
 
 def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, Step]:
@@ -103,13 +116,13 @@ def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, St
     }
     if not (known := {name: steps for name, steps in times.items() if steps and 0 not in steps[:-1]}):
         return {}
-    timing = timing_of(profile, replace(run, engine=VLLM.name, workloads=tuple(known)))
+    served = replace(run, engine=VLLM.name, workloads=tuple(known))
     full, half = (
-        DenseModel.of(family_of(each).sites(each), timing).gemms_ns for each in (config, with_half_mlps(config))
+        DenseModel.of(family_of(each).sites(each), profile, served) for each in (config, with_half_mlps(config))
     )
-    pairs = _all_paired(family_of(config).sites(config), timing)
+    pairs = _all_paired(family_of(config).sites(config), full.timing)
     count, steps = sum(len(rows.dims[0]) for rows in pairs), {}
-    for (name, known_ns), gemms, fewer in zip(known.items(), full, half, strict=True):
+    for (name, known_ns), gemms, fewer in zip(known.items(), full.gemms_ns, half.gemms_ns, strict=True):
         dense_ns, served_ns, halved_ns, paired_ns = known_ns
         scale, launches, in_pairs = _scale(served_ns - halved_ns, gemms, fewer), Fraction(0), total(pairs, ns_of(name))
         if paired_ns and gemms is not None and in_pairs is not None:  # older tables have no step of pairs
@@ -147,12 +160,72 @@ def _with_method_forms(recipe: Recipe, method: "Method") -> Recipe:
     return replace(recipe, space=replace(recipe.space, forms=method.forms), limits=limits)
 
 
-def resolve_refit(recipe: Recipe, method: "Method", sites: Sequence[Site], model_type: str) -> Refit:
-    """The way weights are fitted again: as asked, or as suits the rule, the method and the layers."""
-    forms, refit = recipe.space.forms, recipe.refit
-    adds_to_residual = any(weight.to_residual for site in sites for weight in site.weights)
-    if refit is None:
-        return "residual" if recipe.rule == "loss" and method.refits and adds_to_residual else "none"
+def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
+    """Return the recipe with its latency limits and slack decided, see ``Recipe.slack`` and ``Limits.latency``.
+
+    Where the profile lacks one of the schemes or has no latency of a form (``Form.timed``), no latency is limited, and
+    no loss is given for speed. It has a scheme where it has the latency of all dense weights that can be stored in it.
+
+    Raises:
+        GacError: the GPUs do not divide every weight, see ``gac.forms.tensor_parallel.check_splits``, or no dim of a
+            form.
+        ProfileError: a latency is limited that the profile has in 16 bits and lacks in a scheme, or that no
+            profile has of a form; or it lacks the collectives of a split model, and not every latency is allowed.
+    """
+    exact, limits, run, slack = recipe.rule == "loss", recipe.limits, recipe.deployment, recipe.slack
+    if run.tensor_parallel > 1:
+        check_splits(sites, run.tensor_parallel)
+        check_forms_divide(sites, recipe.space, run.tensor_parallel)
+        if limits.latency != {}:
+            check_collectives(profile, run, sites)
+    models = dict[str, DenseModel]()
+    for name in dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes)):
+        stored = partial(runnable_dims, DENSE, scheme_named(name), gpus=run.tensor_parallel)
+        storable = [site for site in sites if all(len(stored(each, full_dim(each))) for each in site.weights)]
+        models[name] = DenseModel.of(storable, profile, run, scheme=scheme_named(name))
+    known = {
+        name: [str(workload) for workload, ns in zip(run.parsed, model.latency_ns, strict=True) if ns is not None]
+        for name, model in models.items()
+    }
+    forms, timing = [*map(form_named, recipe.space.forms)], models[DEFAULT_SCHEME].timing
+    untimed = [form for form in forms if not (form.latency.timed or has_attention_latency(timing, form, sites))]
+    if limits.latency or slack:
+        _check_timed(recipe, sites, known, untimed)
+    timed = not untimed and all(in_scheme == known[DEFAULT_SCHEME] for in_scheme in known.values())
+    if slack is None:
+        slack = SLACK if exact and not limits.latency and timed else 0.0
+    if limits.latency is None:
+        limits = replace(limits, latency=dict.fromkeys(known[DEFAULT_SCHEME] if exact and timed else (), 1.0))
+    return replace(recipe, limits=limits, slack=slack)
+
+
+def _check_timed(
+    recipe: Recipe, sites: Sequence[Site], known: Mapping[str, Sequence[str]], untimed: Sequence[Form]
+) -> None:
+    """Refuse a limit of latency, or loss for speed, where the profile lacks a scheme or the latency of a form."""
+    workloads = recipe.deployment.workloads
+    command = profile_command("NAME", recipe, *workloads)
+    limited = [workload for workload in known[DEFAULT_SCHEME] if workload in (recipe.limits.latency or ())]
+    for name, in_scheme in known.items():
+        if lacking := [workload for workload in limited if workload not in in_scheme]:
+            raise ProfileError(
+                f"a limit of latency for {lacking[0]} with scheme {name}, which the profile does not have",
+                f"schemes that it was measured in, such as {DEFAULT_SCHEME}",
+                f"Measure it with {command}, or plan without one of the two.",
+            )
+    if untimed:
+        form, remedy = untimed[0], "Leave the form out, or plan without the limit."
+        # Tables can have the latency of a form that attention reads; of others they cannot.
+        weights = [weight for site in sites for weight in site.weights]
+        variants = [(variant, weight) for weight in weights for variant in form.variants(weight)]
+        measurable = any(variant.applies_to(weight) and variant.cache.axis(weight) for variant, weight in variants)
+        if measurable and any(workload.startswith("decode") for workload in workloads):
+            remedy = f"Measure it with {command}, or leave the form or the limit out."
+        problem = f"a limit of latency, or loss for speed, with form {form.name}"
+        raise ProfileError(problem, "forms whose latency is measured", remedy)
+
+
+def _check_refit(refit: Refit, forms: Sequence[str], adds_to_residual: bool, model_type: str) -> None:
     if refit == "update":
         from gac.forms.tensors import tensors_of  # loads torch
 
@@ -163,7 +236,6 @@ def resolve_refit(recipe: Recipe, method: "Method", sites: Sequence[Site], model
     if refit == "residual" and not adds_to_residual:
         problem = f"refit {refit!r} of model type {model_type}, in which the residual stream itself passes norms"
         raise GacError(problem, "layers that only add to the residual stream", "Use refit='none'.")
-    return refit
 
 
 def check_shots(recipe: Recipe, method: "Method", sites: Sequence[Site], model_type: str) -> None:

@@ -1,8 +1,7 @@
 """Latencies where every weight is split over several GPUs: a GPU's part of each GEMM, and the collectives."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import lcm
-from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -15,7 +14,6 @@ from gac.core.operations import Operation, all_gather
 from gac.forms import Form
 from gac.forms.tensor_parallel import COLLECTIVES, moved_axes, split_gemms, split_operations
 from gac.models.sites import Site, Weight
-from gac.plan.engines import ENGINES, TRANSFORMERS, Step
 from gac.plan.recipe import Deployment
 from gac.profiling.cliffs import operator_period, sound_dims
 from gac.profiling.table import Profile
@@ -24,14 +22,6 @@ from gac.schemes import Scheme
 _OUT = "n"
 Lists: TypeAlias = Sequence[tuple[Operation, ...]]
 """The operations at each of some dims; the same operators at each, or none."""
-
-
-def timing_of(
-    profile: Profile | None, deployment: Deployment, steps: Mapping[str, Step] = MappingProxyType({})
-) -> Timing:
-    kind = Timing if deployment.tensor_parallel == 1 else SplitTiming
-    engine = ENGINES[deployment.engine or TRANSFORMERS.name]
-    return kind(profile, deployment.parsed, deployment.tensor_parallel, engine, steps)
 
 
 def check_collectives(profile: Profile, deployment: Deployment, sites: Sequence[Site]) -> None:

@@ -1,17 +1,23 @@
 """The command line: the same verbs as the Python API. Heavy modules are imported when a command runs."""
 
 import os
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
 
 import click
 
 from gac.cli.bench import bench
 from gac.cli.check import evaluate
 from gac.cli.cliffs import cliffs
-from gac.cli.command import Program
+from gac.cli.command import FAILED, INTERRUPTED, error_json, fail_unwritten, let_rank_0_speak
 from gac.cli.model import allocate, compress, export, frontier, heal, verify
 from gac.cli.plot import plot
 from gac.cli.profile import profile, profiles
 from gac.cli.show import compare, report
+from gac.core.errors import GacError
 from gac.core.version import __distribution__, __version__
 from gac_extensions.lab.commands import explain, graph, study
 from gac_extensions.repairs.commands import repair
@@ -27,6 +33,33 @@ Exit status: 0, 1 (an error that says what to do), 2 (usage), 130 (interrupted).
 With --json, standard output is one JSON document: the answer, or {"error": {given, expected, remedy}}.
 Notes and progress go to standard error (--quiet: warnings and errors alone). Progress is a bar on a terminal, elsewhere
 a line a minute."""
+
+
+class Program(click.Group):
+    """All commands. Usage errors are printed as JSON too, and interrupts and closed streams have an exit status."""
+
+    def main(self, args: Sequence[str] | None = None, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]  # the rest by keyword
+        if not standalone_mode:
+            return super().main(args, standalone_mode=False, **extra)
+        _check_streams()
+        try:
+            status = super().main(args, standalone_mode=False, **extra)
+            sys.stdout.flush()
+            sys.exit(status)
+        except OSError as failure:
+            if failure.filename is not None:
+                raise  # of a file, not of standard output
+            fail_unwritten(failure)
+        except click.ClickException as failure:
+            let_rank_0_speak(failure.exit_code)
+            if "--json" in (sys.argv[1:] if args is None else args):
+                click.echo(error_json(_wrong_usage(failure)))
+            else:
+                failure.show()
+            sys.exit(failure.exit_code)
+        except click.Abort:
+            click.echo("\nInterrupted.", err=True)
+            sys.exit(INTERRUPTED)
 
 
 @click.group(
@@ -54,3 +87,22 @@ _CHOOSE = (graph, allocate, frontier, tokens, compare, plot, report)
 _APPLY = (compress, heal, verify, repair, evaluate, bench, export)
 for _command in (*_MEASURE, *_CHOOSE, *_APPLY):
     main.add_command(_command)
+
+
+def _check_streams() -> None:
+    # The number of a closed stream would be given to the next file that is opened.
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        remedy = "Send it to a file or a pipe."
+        click.echo(f"Error: {GacError('standard output is closed', 'an open one, for the answer', remedy)}", err=True)
+        sys.exit(FAILED)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _wrong_usage(failure: click.ClickException) -> GacError:
+    ctx = getattr(failure, "ctx", None) or click.Context(click.Command("gac"), info_name="gac")
+    usage = " ".join(ctx.get_usage().removeprefix("Usage: ").split())
+    return GacError(failure.format_message().rstrip("."), usage, f"See {ctx.command_path} --help.")

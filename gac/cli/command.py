@@ -6,10 +6,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -81,60 +80,15 @@ class Command(click.Command):
                 _show(answer.tables())
             sys.stdout.flush()
         except OSError as failure:
-            _unwritten(failure)
+            fail_unwritten(failure)
 
 
-class Program(click.Group):
-    """All commands. Usage errors are printed as JSON too, and interrupts and closed streams have an exit status."""
-
-    def main(self, args: Sequence[str] | None = None, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]  # the rest by keyword
-        if not standalone_mode:
-            return super().main(args, standalone_mode=False, **extra)
-        _check_streams()
-        try:
-            status = super().main(args, standalone_mode=False, **extra)
-            sys.stdout.flush()
-            sys.exit(status)
-        except OSError as failure:
-            if failure.filename is not None:
-                raise  # of a file, not of standard output
-            _unwritten(failure)
-        except click.ClickException as failure:
-            _let_rank_0_speak(failure.exit_code)
-            if "--json" in (sys.argv[1:] if args is None else args):
-                click.echo(_error_json(_wrong_usage(failure)))
-            else:
-                failure.show()
-            sys.exit(failure.exit_code)
-        except click.Abort:
-            click.echo("\nInterrupted.", err=True)
-            sys.exit(INTERRUPTED)
-
-
-def _check_streams() -> None:
-    # The number of a closed stream would be given to the next file that is opened.
-    if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-    if sys.stdout is None:
-        remedy = "Send it to a file or a pipe."
-        click.echo(f"Error: {GacError('standard output is closed', 'an open one, for the answer', remedy)}", err=True)
-        sys.exit(FAILED)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _unwritten(failure: OSError) -> NoReturn:
+def fail_unwritten(failure: OSError) -> NoReturn:
+    """End the process where standard output cannot be written."""
     if failure.errno != errno.EPIPE:  # a pipe whose reader has stopped is no error
         click.echo(f"Error: the answer cannot be written: {failure.strerror}", err=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
     sys.exit(FAILED)
-
-
-def _wrong_usage(failure: click.ClickException) -> GacError:
-    ctx = getattr(failure, "ctx", None) or click.Context(click.Command("gac"), info_name="gac")
-    usage = " ".join(ctx.get_usage().removeprefix("Usage: ").split())
-    return GacError(failure.format_message().rstrip("."), usage, f"See {ctx.command_path} --help.")
 
 
 def note(text: str) -> None:
@@ -143,21 +97,22 @@ def note(text: str) -> None:
 
 
 def _fail(ctx: click.Context, failure: GacError, as_json: bool, status: int) -> NoReturn:
-    _let_rank_0_speak(status)
+    let_rank_0_speak(status)
     if as_json:
-        click.echo(_error_json(failure))
+        click.echo(error_json(failure))
     else:
         click.echo(f"\nInterrupted. {failure.remedy}" if status == INTERRUPTED else f"Error: {failure}", err=True)
     ctx.exit(status)
 
 
-def _let_rank_0_speak(status: int) -> None:
+def let_rank_0_speak(status: int) -> None:
+    """End the other processes of a run, after rank 0 had the time to print an error that all of them meet."""
     if not leads():  # torchrun ends all ranks when the first one ends
         time.sleep(ERROR_GRACE_S)
         sys.exit(status)
 
 
-def _error_json(failure: GacError) -> str:
+def error_json(failure: GacError) -> str:
     return _as_json({"error": {"given": failure.given, "expected": failure.expected, "remedy": failure.remedy}})
 
 

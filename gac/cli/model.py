@@ -20,9 +20,10 @@ from gac.cli.options import (
     several,
     tokenizer_option,
 )
-from gac.cli.recipe import STATISTICS_KEPT, recipe_options, request
+from gac.cli.recipe import STATISTICS_KEPT, recipe_options
 from gac.core.distributed.launch import leads
 from gac.core.errors import CheckpointError, PlanError
+from gac.plan.recipe import Recipe
 
 _DIRECTORY = Target(CheckpointError, directory=True)
 _FRONTIER = Target(PlanError, early=False)
@@ -48,6 +49,23 @@ def allocate(model: str, output: Path, verify: bool, check: str | None, **option
         plan.save(output)
     note(f"saved as {output}")
     return Answer({"path": str(output)} | plan_document(plan), lambda: [plan_table(plan), plan_summary(plan)])
+
+
+def request(options: dict[str, Any]) -> dict[str, Any]:
+    """Convert the options of a recipe to ``recipe`` and ``tokenizer`` of ``gac.allocate``; refuse contradictions."""
+    file, tokenizer, step = (options.pop(name) for name in ("recipe_file", "tokenizer", "step"))
+    if file is not None:
+        reject_options({*options, "step"}, "without --recipe: write it in the file.")
+    if step is not None and options["align"] is False:
+        raise click.UsageError("--align-to goes without --no-align.", click.get_current_context())
+    options |= {} if step is None else {"align": step}
+    chosen = {name: value for name, value in options.items() if value not in (None, ())}
+    recipe = Recipe.of(**chosen) if file is None else Recipe.load(file)
+    if tokenizer is not None:  # a wrong name is refused before the weights are read
+        from gac.models.loading import load_tokenizer
+
+        tokenizer = load_tokenizer(tokenizer)
+    return {"recipe": recipe, "tokenizer": tokenizer}
 
 
 @click.command(cls=Command, resume=STATISTICS_KEPT)

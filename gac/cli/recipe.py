@@ -1,4 +1,4 @@
-"""The options that make a recipe, one row each, and the notes on its cost before the work begins."""
+"""The options that make a recipe, one row each."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,7 +11,6 @@ from gac.cli.options import (
     forms_option,
     latency_option,
     option,
-    reject_options,
     several,
     switch,
     table_option,
@@ -21,7 +20,6 @@ from gac.cli.options import (
 from gac.forms import DEFAULT_FORMS, LATENCY_FORMS
 from gac.plan.costs import COSTS
 from gac.plan.engines import ENGINES
-from gac.plan.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME, SCHEMES
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -120,7 +118,7 @@ _ROWS = (
 
 
 def recipe_options(limits: bool) -> Callable[[T], T]:
-    """Add the options of a recipe, which the command passes to ``request``; with those that limit a choice."""
+    """Add the options of a recipe (``gac.cli.model.request`` reads them), with those that limit a choice or without."""
 
     def decorate(command: T) -> T:
         for row in reversed((*_LIMITS, *_ROWS) if limits else _ROWS):
@@ -128,20 +126,3 @@ def recipe_options(limits: bool) -> Callable[[T], T]:
         return command
 
     return decorate
-
-
-def request(options: dict[str, Any]) -> dict[str, Any]:
-    """Convert the options of a recipe to ``recipe`` and ``tokenizer`` of ``gac.allocate``; refuse contradictions."""
-    file, tokenizer, step = (options.pop(name) for name in ("recipe_file", "tokenizer", "step"))
-    if file is not None:
-        reject_options({*options, "step"}, "without --recipe: write it in the file.")
-    if step is not None and options["align"] is False:
-        raise click.UsageError("--align-to goes without --no-align.", click.get_current_context())
-    options |= {} if step is None else {"align": step}
-    chosen = {name: value for name, value in options.items() if value not in (None, ())}
-    recipe = Recipe.of(**chosen) if file is None else Recipe.load(file)
-    if tokenizer is not None:  # a wrong name is refused before the weights are read
-        from gac.models.loading import load_tokenizer
-
-        tokenizer = load_tokenizer(tokenizer)
-    return {"recipe": recipe, "tokenizer": tokenizer}

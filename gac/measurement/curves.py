@@ -101,15 +101,20 @@ def measure_curves(
     rounding: bool = False,
 ) -> ModelCurves:
     """Calibrate, and measure every form and scheme; arguments and errors as for ``fit_layers``."""
-    weights, parts = group_by_layer(sites), _parts((*run.method.forms, *forms), schemes, rounding)
+    layers, parts = group_by_layer(sites), _parts((*run.method.forms, *forms), schemes, rounding)
     fits = fit_layers(run, sites, forms=forms, schemes=schemes, rounding=rounding)
-    by_key: dict[tuple[str, str, str], LossCurve] = {}
-    for layer, fit in fits.items():
-        by_key |= _curves(weights[layer], fit, parts).by_key
-    curves, measured = LossCurves(by_key), [form for part in parts for form in part.forms]
+    fit, measured = LayerFit.merged([*fits.values()]), [form for part in parts for form in part.forms]
+    weights = [weight for layer in fits for weight in layers[layer]]
+    named = [(form.name, weight.name) for weight in weights for form in variants_of(measured, weight)]
+    losses = {(form, DEFAULT_SCHEME, name): fit.losses.get(f"{form}/{name}") for form, name in named}
+    curves = LossCurves({key: LossCurve(loss) for key, loss in losses.items() if loss is not None})
+    for scheme in (part.scheme for part in parts if part.scheme is not None):
+        start = f"{scheme.name}/"
+        price = {name.removeprefix(start): loss for name, loss in fit.losses.items() if name.startswith(start)}
+        for layer in fits:
+            curves = curves.with_scheme(scheme, layers[layer], [form_named("dense"), *measured], price)
     if any(form.loss.needs_forward_runs or form.loss.anchors for form in measured):
-        artifacts = LayerFit.merged([*fits.values()]).artifacts
-        curves = with_joint_losses(run, weights, measured, curves, artifacts)
+        curves = with_joint_losses(run, layers, measured, curves, fit.artifacts)
     return ModelCurves(curves, float(fits[min(fits)].losses["loss"]))
 
 
@@ -358,18 +363,3 @@ def _read(run: CalibrationRun, parts: Sequence[_Part], layer: int, weight: Weigh
 
 def _chained(*parts: LayerArtifacts) -> LayerArtifacts:
     return LayerArtifacts(ChainMap(*(cast(dict[str, Tensor], part.tensors) for part in parts)))
-
-
-def _curves(weights: Sequence[Weight], fit: LayerFit, parts: Sequence[_Part]) -> LossCurves:
-    forms = [form for part in parts for form in part.forms]
-    by_key: dict[tuple[str, str, str], LossCurve] = {}
-    for weight in weights:
-        for form in variants_of(forms, weight):
-            if (name := f"{form.name}/{weight.name}") in fit.losses:
-                by_key[form.name, DEFAULT_SCHEME, weight.name] = LossCurve(fit.losses[name])
-    curves = LossCurves(by_key)
-    for scheme in (part.scheme for part in parts if part.scheme is not None):
-        start = f"{scheme.name}/"
-        price = {name.removeprefix(start): loss for name, loss in fit.losses.items() if name.startswith(start)}
-        curves = curves.with_scheme(scheme, weights, [form_named("dense"), *forms], price)
-    return curves

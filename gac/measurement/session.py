@@ -108,18 +108,15 @@ def measure(
         GacError: the model, the text or the statistics are not usable.
     """
     ranks, sites = this_run(), resolved.targeted
-    for line in _expected_work(resolved, texts):
-        logger.info("%s", line)
-    store = StatisticsStore(home() / "statistics")
-    store.check_writable()
-    if ranks.count > 1:
-        check_shared(store.directory, ranks)
-    loaded = load_dense_model(model, tokenizer, stream=True)
+    _announce(resolved, texts, ranks)
+    loaded = load_dense_model(model, tokenizer, sites, stream=True)
     if (space := resolved.recipe.space).rotate is None:
         space = replace(space, rotate=space.few_bits and rotates_freely(loaded.model))
         resolved = replace(resolved, recipe=replace(resolved.recipe, space=space))
     recipe = resolved.recipe
-    _check_model(loaded.model, resolved)
+    of_head, lossy = scheme_named(space.head), any(scheme_named(name).lossy for name in space.schemes)
+    if recipe.measure.shots == 2 or lossy or of_head.lossy:
+        _check_options(loaded.model, resolved)
     windows = cut_windows(texts, loaded, recipe.measure.seed, recipe.measure.bos)
     digest = targeted_digest(loaded, sites)
     if ranks.count > 1:
@@ -132,11 +129,8 @@ def measure(
         loaded, recipe, windows, digest, owned=isinstance(model, (str, Path)), first_shot=first_shot, progress=progress
     )
     with opened as (run, rotation):
-        forms, schemes = recipe.space.forms, recipe.space.schemes
-        lossy = any(scheme_named(name).lossy for name in schemes)
         dense_inputs = lossy and recipe.refit in (None, "none")
-        measured = measure_curves(run, sites, forms=forms, schemes=schemes, rounding=dense_inputs)
-        of_head = scheme_named(recipe.space.head)
+        measured = measure_curves(run, sites, forms=space.forms, schemes=space.schemes, rounding=dense_inputs)
         head = measure_head(run, loaded.model, of_head) if of_head.lossy else None
         by_weight = ranks.once(lambda: measure_weights(needs, replace(run, ranks=ALONE), sites) if needs else {})
     text = Calibration(
@@ -209,6 +203,16 @@ def _store(key: str) -> StatisticsStore:
     return StatisticsStore(home() / "statistics" / name[:24])
 
 
+def _announce(resolved: ResolvedRecipe, texts: Texts, ranks: Ranks) -> None:
+    """Log the work to come, and refuse a folder of statistics that cannot be written, before weights are read."""
+    for line in _expected_work(resolved, texts):
+        logger.info("%s", line)
+    store = StatisticsStore(home() / "statistics")
+    store.check_writable()
+    if ranks.count > 1:
+        check_shared(store.directory, ranks)
+
+
 def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
     recipe, sites = resolved.recipe, resolved.targeted
     weights = [weight for site in sites for weight in site.weights]
@@ -248,9 +252,15 @@ def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
 def load_dense_model(
     model: PreTrainedModel | str | Path,
     tokenizer: PreTrainedTokenizerBase | str | Path | None,
+    targeted: Sequence[Site] = (),
     stream: bool = False,
 ) -> Loaded:
-    """Load a model that is not compressed yet; an unknown family is refused before weights are read."""
+    """Load a model that is not compressed yet; an unknown family is refused before weights are read.
+
+    Args:
+        targeted: the sites that its config gives, whose weights may be replaced; a model that they do not fit, or that
+            cannot be compressed and saved (``gac.models.plain.check_plain``), is then refused too.
+    """
     if isinstance(model, (str, Path)):
         family_of(load_config(model))
     loaded = load_model(model, tokenizer, stream=stream, dequantise=True)
@@ -259,14 +269,15 @@ def load_dense_model(
         raise ModelError(problem, "a dense model", "Load the one it came from.")
     check_one_dtype(loaded.model)
     check_frequencies(loaded.model)
+    if targeted:
+        if tuple(family_of(loaded.model.config).sites(loaded.model.config)) != tuple(targeted):
+            expected = "the sizes that its config had before the weights were read"
+            raise ModelError("a model with another config", expected, "Allocate again.")
+        check_plain(loaded.model, [weight.name for site in targeted for weight in site.weights])
     return loaded
 
 
-def _check_model(model: PreTrainedModel, resolved: ResolvedRecipe) -> None:
-    if tuple(family_of(model.config).sites(model.config)) != tuple(resolved.targeted):
-        expected = "the sizes that its config had before the weights were read"
-        raise ModelError("a model with another config", expected, "Allocate again.")
-    check_plain(model, resolved.weight_names)
+def _check_options(model: PreTrainedModel, resolved: ResolvedRecipe) -> None:
     if resolved.recipe.measure.shots == 2:
         check_in_memory(model, ", with shots=2", "where the first shot is made of it", ", or use shots=1")
     space = resolved.recipe.space

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from annotated_types import Ge
 
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from gac.models.families import Family
     from gac.models.sites import Site
 
+P = TypeVar("P", "Measure", "Space", "Deployment", "Limits")
+
 _ALIGN = re.compile(r"profile(?:, ?group=([0-9]{1,9}))?")
 DEFAULT_WORKLOADS = ("prefill:1x1024", "decode:1@1024")
 DEFAULT_BUDGET = 0.8
 _PARTS = ("measure", "space", "deployment", "limits")
-_PLURAL = ("calibration", "forms", "schemes", "workloads")
 _ALWAYS_SHOWN = ("method", "text", "seed", "forms", "refit", "workloads")
 
 HEADS = (DEFAULT_SCHEME, "w8a16")
@@ -234,7 +235,7 @@ class Recipe(Record):
             holds it.
         slack: extra loss allowed for speed, as a fraction of the least loss: among the choices within it the fastest is
             taken, which saves most over all workloads (each as a fraction of the dense model's time); 0 takes the least
-            loss. None: 0.003 (``gac.allocation.decide.SLACK``) with the rule ``loss`` where ``limits.latency`` is None
+            loss. None: 0.003 (``gac.allocation.resolve.SLACK``) with the rule ``loss`` where ``limits.latency`` is None
             or {} and the profile has the latencies, else 0.
         rule: how the choice is made. ``loss`` is exact over the loss curves. Others, for comparison: ``importance``
             (scores times parameters in a window of the unaligned ranks, solved exactly), and the peers' rules
@@ -299,21 +300,31 @@ class Recipe(Record):
         if unknown := sorted(options.keys() - set(KEYWORDS)):
             remedy = did_you_mean(unknown[0], KEYWORDS, "Leave it out.")
             raise GacError(f"the option {unknown[0]!r}", f"one of budget, {', '.join(KEYWORDS)}", remedy)
-        values = {name: _plain(name, value) for name, value in options.items()}
-        deployment = _part(Deployment, values)
+        values: dict[str, Any] = {"params": budget}
+        for name, value in options.items():
+            if name == "calibration":
+                values["text"] = str(value) if isinstance(value, (str, Path)) else tuple(value)
+            elif name == "profile":
+                values[name] = str(value) if isinstance(value, (str, Path)) else None
+            elif name in ("forms", "schemes", "workloads"):
+                values[name] = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+            elif name == "method" and not isinstance(value, str):
+                values[name] = METHODS.name(value)
+            else:
+                values[name] = parse_align(value) if name == "align" else value
+
+        def part(kind: type[P]) -> P:
+            return kind(**{entry.name: values.pop(entry.name) for entry in fields(kind) if entry.name in values})
+
+        deployment = part(Deployment)
         latency = values.get("latency")
-        if latency == "any":
-            values["latency"] = {}
-        elif latency is not None and not isinstance(latency, Mapping):
-            values["latency"] = dict.fromkeys(deployment.workloads, latency)
-        values["params"] = budget
-        limits = _part(Limits, values)
+        if latency is not None and not isinstance(latency, Mapping):
+            values["latency"] = {} if latency == "any" else dict.fromkeys(deployment.workloads, latency)
+        limits = part(Limits)
         faster = any(fraction < 1 for fraction in (limits.latency or {}).values())
         if faster and values.get("method", Measure.method) == Measure.method:
             values.setdefault("forms", LATENCY_FORMS)
-        if "calibration" in values:
-            values["text"] = values.pop("calibration")
-        return cls(_part(Measure, values), _part(Space, values), deployment, limits, **values)
+        return cls(part(Measure), part(Space), deployment, limits, **values)
 
     def flat(self) -> dict[str, Any]:
         """Fields by name, ``limits.params`` as ``budget``: the main ones, and others that differ from their default."""
@@ -386,25 +397,6 @@ def parse_align(align: object) -> Any:
     """
     match = _ALIGN.fullmatch(align) if isinstance(align, str) else None
     return align if match is None else True if match[1] is None else int(match[1])
-
-
-def _part(kind: type[Any], values: dict[str, Any]) -> Any:
-    return kind(**{entry.name: values.pop(entry.name) for entry in fields(kind) if entry.name in values})
-
-
-def _plain(name: str, value: Any) -> Any:
-    """Convert a keyword to what the record stores: names for objects, tuples, Python's own numbers."""
-    if name == "align":
-        return parse_align(value)
-    if name == "profile":
-        return str(value) if isinstance(value, (str, Path)) else None
-    if name == "calibration" and isinstance(value, Path):
-        return str(value)
-    if name == "method" and not isinstance(value, str):
-        return METHODS.name(value)
-    if name in ("forms", "schemes", "workloads") and (isinstance(value, str) or not isinstance(value, Iterable)):
-        return (value,)
-    return tuple(value) if name in _PLURAL and not isinstance(value, str) else value
 
 
 def _check(

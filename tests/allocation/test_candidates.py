@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gac.allocation import candidates as candidates_module
+from gac.allocation import candidate_set
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates
 from gac.allocation.latencies import Timing, other_axes
@@ -238,7 +238,7 @@ def test_no_optimum_of_fused_weights_is_lost_and_latencies_are_those_of_their_ge
 def test_products_in_batches_give_the_same_set(monkeypatch: pytest.MonkeyPatch) -> None:
     site, curves = fused_site((GATED,))
     unbatched = fused_candidates(site, curves, any_times())
-    monkeypatch.setattr(candidates_module, "_BATCH", 20)
+    monkeypatch.setattr(candidate_set, "_BATCH", 20)
     assert_same(fused_candidates(site, curves, any_times()), unbatched)
 
 

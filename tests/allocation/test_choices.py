@@ -12,10 +12,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gac.allocation.crosscheck import verified
-from gac.allocation.decide import Decision, decide, speed_defaults
+from gac.allocation.decide import Decision, decide
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.knapsack import Solution, knapsack
 from gac.allocation.problem import Problem, as_knapsack
+from gac.allocation.resolve import speed_defaults
 from gac.core.arrays import Ints
 from gac.core.errors import BudgetError
 from gac.core.operations import Operation

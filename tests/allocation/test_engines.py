@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gac.allocation.candidate_set import weight_candidates
+from gac.allocation.candidates import weight_candidates
 from gac.allocation.decide import decide
 from gac.allocation.dense import DenseModel
 from gac.allocation.frontier import frontier
@@ -15,7 +15,6 @@ from gac.allocation.latencies import Timing
 from gac.allocation.problem import Problem
 from gac.allocation.resolve import engine_steps, resolve
 from gac.allocation.rules import RULES
-from gac.allocation.split_latencies import timing_of
 from gac.core.errors import BudgetError, GacError, PlanError, ProfileError
 from gac.core.operations import linear
 from gac.core.workloads import Workload
@@ -145,7 +144,7 @@ def test_an_unknown_workload_leaves_the_dense_latency_of_another_as_it_is(option
     for workloads in (["prefill:1x1024"], ["prefill:1x1024", "decode:3@777"]):
         recipe = Recipe.of(0.8, workloads=workloads, latency="any", **options)
         resolved = resolve(recipe, SMOLLM2, table, USED)
-        latencies.append(DenseModel.of(resolved.sites, timing_of(table, resolved.recipe.deployment)).latency_ns)
+        latencies.append(DenseModel.of(resolved.sites, table, resolved.recipe.deployment).latency_ns)
     assert latencies[1] == (*latencies[0], None)
 
 

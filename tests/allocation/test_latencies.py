@@ -6,9 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gac.allocation.decide import SLACK, speed_defaults
 from gac.allocation.feasibility import check_reachable
-from gac.allocation.latencies import INTERPOLATED, MEASURED, MODELLED, UNKNOWN, Timing, attention_latency, has_latencies
+from gac.allocation.latencies import (
+    INTERPOLATED,
+    MEASURED,
+    MODELLED,
+    UNKNOWN,
+    Timing,
+    attention_latency,
+    has_attention_latency,
+)
+from gac.allocation.resolve import SLACK, speed_defaults
 from gac.core.errors import BudgetError, ProfileError
 from gac.core.operations import attend, attend_latents, linear, round_inputs
 from gac.core.workloads import Workload
@@ -284,7 +292,7 @@ def test_a_limit_of_latency_with_latents_needs_a_table_that_has_attention() -> N
     assert speed_defaults(recipe, SITES, table(POINTS)).limits.latency == {LONG_DECODE: 0.7}
     for lacking in ("sdpa", "latent_attention"):
         profile = table([each for each in POINTS if each.operation.operator != lacking])
-        assert not has_latencies(Timing(profile, LONG_WORKLOADS), LATENT, SITES)
+        assert not has_attention_latency(Timing(profile, LONG_WORKLOADS), LATENT, SITES)
         with pytest.raises(ProfileError, match="with form latent:1; expected forms whose latency is measured"):
             speed_defaults(recipe, SITES, profile)
 
@@ -296,8 +304,8 @@ def test_rounded_latents_have_attention_of_their_own() -> None:
     assert both.operator == "latent_attention_int8"
     assert Point(both) in points
     timing = Timing(table(points), LONG_WORKLOADS)
-    assert has_latencies(timing, form, SITES)
-    assert not has_latencies(TIMING, form, SITES)
+    assert has_attention_latency(timing, form, SITES)
+    assert not has_attention_latency(TIMING, form, SITES)
     keys, values = (attention_latency(timing, form, weight, np.array([64]))[0][0] for weight in (K, V))
     assert abs(int(keys[1] + values[1]) - ns(both)) <= 1
     assert ns(both) < ns(HALF)

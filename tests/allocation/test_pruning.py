@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gac.allocation import pareto
-from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.candidates import candidates, cross_product
+from gac.allocation.candidate_set import CandidateSet, cross_product
+from gac.allocation.candidates import candidates
 from gac.allocation.latencies import Timing
 from gac.allocation.pareto import ParetoSet, dominated, nondominated
 from gac.allocation.problem import as_knapsack

@@ -11,7 +11,7 @@ import torch
 
 from gac.allocation.decide import attach_single_gpu_comparison, decide
 from gac.allocation.latencies import INTERPOLATED, MEASURED, UNKNOWN
-from gac.allocation.split_latencies import timing_of
+from gac.allocation.split_latencies import SplitTiming
 from gac.compression.apply import empty_stored
 from gac.core.errors import GacError, PlanError, ProfileError
 from gac.core.operations import all_gather, all_reduce, linear
@@ -23,7 +23,6 @@ from gac.models.modules import swap_in
 from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
 from gac.plan.plan import Plan, WeightChoice
-from gac.plan.recipe import Deployment
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.collectives import collective_points
@@ -198,7 +197,7 @@ def plan(planner: Planner) -> Plan:
 
 
 def test_a_weight_takes_what_its_parts_and_its_collectives_take(profile: Profile) -> None:
-    timing = timing_of(profile, Deployment(workloads=(str(DECODE),), tensor_parallel=GPUS))
+    timing = SplitTiming(profile, (DECODE,), GPUS)
     for weight, runs in (
         (Q, [linear(1, 4096, 128), all_gather(GPUS, 1, 512), linear(1, 512, 1024)]),
         (O, [linear(1, 1024, 512), all_reduce(GPUS, 1, 512), linear(1, 512, 1024), all_gather(GPUS, 1, 4096)]),
@@ -209,7 +208,7 @@ def test_a_weight_takes_what_its_parts_and_its_collectives_take(profile: Profile
 
 
 def test_between_measured_collectives_latency_is_read_off_the_line(profile: Profile) -> None:
-    timing = timing_of(profile, Deployment(workloads=(str(DECODE),), tensor_parallel=GPUS))
+    timing = SplitTiming(profile, (DECODE,), GPUS)
     rank = 64 * 23
     assert profile.point(all_gather(GPUS, 1, rank)) is None
     latency, how = timing.of_weight(LOW_RANK, Q, np.array([rank]))
@@ -273,7 +272,7 @@ def test_what_cannot_be_split_is_refused(options, message, planner: Planner) -> 
 
 
 def test_what_is_gathered_from_a_shared_gemm_is_gathered_at_once(profile: Profile) -> None:
-    timing = timing_of(profile, Deployment(workloads=(str(DECODE),), tensor_parallel=GPUS))
+    timing = SplitTiming(profile, (DECODE,), GPUS)
     dense, dims = form_named("dense"), np.array([512, 1024])
     single, full = timing.shared_width(LOW_RANK, Q, dims), timing.shared_width(dense, Q, np.array([4096]))
     assert single.tolist() == [[128, 512], [256, 1024]]  # features of a GPU, and numbers of all

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gac.allocation.decide import attach_single_gpu_comparison, decide, speed_defaults
+from gac.allocation.decide import attach_single_gpu_comparison, decide
 from gac.allocation.problem import Problem, as_knapsack
+from gac.allocation.resolve import speed_defaults
 from gac.core.errors import ModelError, ProfileError
 from gac.core.workloads import Workload
 from gac.forms.loss_curves import LossCurve, LossCurves

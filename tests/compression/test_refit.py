@@ -8,20 +8,21 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from gac.allocation.resolve import resolve_refit
+from gac.allocation.resolve import resolve
 from gac.compression import refit
 from gac.compression.paired_run import PairedRun, ways_of
 from gac.compression.refit import fitted_scale, scaled_norm
 from gac.core.errors import GacError, ModelError
 from gac.forms import FORMS, form_named
-from gac.forms.curvature.registry import METHODS
 from gac.forms.tensors import tensors_of
 from gac.measurement.calibration import decoder_layers
 from gac.measurement.expected import PLAIN
 from gac.models.families import Family, ResidualPath, family_of, supported
 from gac.models.layer_stack import LayerStack
+from gac.plan.evidence import ProfileUsed
 from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
+from gac.profiling.table import Profile
 from tests.changed import with_recipe
 from tests.compression import applying
 from tests.compression.applying import divergence
@@ -187,6 +188,12 @@ def test_the_model_is_as_it_was_when_it_fails(make_plan: MakePlan, monkeypatch: 
     assert torch.equal(logits(model), before)
 
 
+def resolved_refit(config: Any, **options: Any) -> str | None:
+    recipe = Recipe.of(1.0, align=False, latency="any", **options)
+    used = ProfileUsed("a GPU", "1" * 64, "named")
+    return resolve(recipe, config, Profile.load("nvidia-h200"), used).recipe.refit
+
+
 def test_the_default_is_that_of_the_method_the_rule_and_the_layers() -> None:
     for asked, rule, method, model_type, resolved in (
         (None, "loss", "kfac", "granite", "residual"),
@@ -194,20 +201,18 @@ def test_the_default_is_that_of_the_method_the_rule_and_the_layers() -> None:
         (None, "loss", "svd-llm", "llama", "none"),
         ("update", "loss", "kfac", "gemma2", "update"),
     ):
-        sites = family_of(small_config(model_type)).sites(small_config(model_type))
-        recipe = Recipe.of(refit=asked, rule=rule, forms=["low_rank"])
-        assert resolve_refit(recipe, METHODS.get(method), sites, model_type) == resolved
+        options = {"refit": asked, "rule": rule, "method": method, "forms": ["low_rank"]}
+        assert resolved_refit(small_config(model_type), **options) == resolved
 
 
 def test_what_cannot_be_refitted_is_refused() -> None:
     config = small_config("opt", do_layer_norm_before=False)
-    sites = family_of(config).sites(config)
     for mode, form, message in (
         ("residual", "low_rank", "of model type opt, in which the residual stream itself passes norms"),
         ("update", "narrow", "refit 'update' with forms narrow; expected low_rank, narrow_pair among the forms"),
     ):
         with pytest.raises(GacError, match=message):
-            resolve_refit(Recipe.of(refit=mode, forms=[form]), METHODS.get("kfac"), sites, "opt")
+            resolved_refit(config, refit=mode, forms=[form])
 
 
 def test_the_prediction_knows_of_it(small: Small) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 import gac
-from gac.allocation.decide import SLACK, speed_defaults
+from gac.allocation.resolve import SLACK, speed_defaults
 from gac.core.errors import BudgetError, ModelError, PlanError, ProfileError
 from gac.core.linalg import damped
 from gac.forms import form_named

@@ -7,9 +7,10 @@ from math import fsum
 from typing import Any
 
 from gac.allocation.candidates import candidate_at
-from gac.allocation.decide import fastest, speed_defaults, summed_latency
+from gac.allocation.decide import fastest, summed_latency
 from gac.allocation.dense import total
 from gac.allocation.problem import Problem
+from gac.allocation.resolve import speed_defaults
 from gac.allocation.rules import RULES
 from gac.allocation.weight_rules import Rounding
 from gac.core.errors import BudgetError, ModelError

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from gac.allocation.decide import SLACK
 from gac.allocation.latencies import Timing, summed_attention
+from gac.allocation.resolve import SLACK
 from gac.core.errors import ModelError
 from gac.core.workloads import Workload
 from gac.evaluation import latency
