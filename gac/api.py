@@ -158,7 +158,7 @@ def allocate(
     request = Request.parse(recipe, budget, options)
     if isinstance(check, str):
         check_text(check)
-    profile, profile_used = select_profile(request.profile)
+    profile, profile_used = select_profile(request.profile, request.recipe.deployment.engine)
     resolved = resolve(request.recipe, load_config(model), profile, profile_used)
     rule = RULES.get(resolved.recipe.rule)
     measured = measure(
@@ -217,7 +217,7 @@ def frontier(
         raise GacError(conflict, "one over its budget, which is of the KV cache", f"Limit {KV_NUMBERS}.")
     check_frontier_recipe(points, limit, request.recipe)
     unlimited = replace(request.recipe, limits=replace(limits, params=1.0, latency={}), slack=0.0)
-    profile, profile_used = select_profile(request.profile)
+    profile, profile_used = select_profile(request.profile, request.recipe.deployment.engine)
     resolved = resolve(unlimited, load_config(model), profile, profile_used)
     # A method with forms of its own has read the budget as that of the cache, which is the limit gone through here.
     resolved = replace(resolved, recipe=replace(resolved.recipe, limits=replace(resolved.recipe.limits, kv_cache=None)))

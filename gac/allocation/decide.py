@@ -22,6 +22,7 @@ from gac.models.sites import Site
 from gac.plan.costs import floored, ns_of
 from gac.plan.plan import (
     SCHEMA,
+    AnyLatency,
     Candidate,
     Certificate,
     Limit,
@@ -78,7 +79,21 @@ def decide(problem: Problem) -> Decision:
     decided, solution = faster or (instance, least)
     plan = plan_of(problem, decided.chosen(solution), least.certificate, alternatives, speed)
     assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
+    plan = replace(plan, any_latency=_any_latency(problem, limits, least.certificate))
     return Decision(plan, instance, least, faster)
+
+
+def _any_latency(problem: Problem, limits: Mapping[str, int], least: Certificate) -> AnyLatency | None:
+    """Choose again without the limits of latency, if one binds."""
+    latency = {*map(ns_of, problem.timing.workloads)}
+    if not any(price for column, price in zip(limits, least.multipliers, strict=True) if column in latency):
+        return None
+    others = {column: limit for column, limit in limits.items() if column not in latency}
+    instance = as_knapsack(problem.candidates(others), others)
+    solution = instance.solve()
+    if solution.certificate.value >= least.value:
+        return None
+    return AnyLatency(solution.certificate.value, summed_latency(instance.chosen(solution), problem.dense.rest_ns))
 
 
 def _fastest_within_slack(

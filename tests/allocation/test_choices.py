@@ -22,7 +22,7 @@ from gac.core.errors import BudgetError
 from gac.core.operations import Operation
 from gac.forms import form_named
 from gac.plan.costs import BYTES, COSTS, PARAMS, floored, ns_of
-from gac.plan.plan import Plan
+from gac.plan.plan import AnyLatency, Plan
 from gac.plan.recipe import Recipe
 from gac.profiling.table import Profile
 from gac.schemes import scheme_named
@@ -94,6 +94,12 @@ def test_no_workload_is_slower_than_dense_unless_asked() -> None:
     kept = decide(_open(_losing(), 0.8, slack=0)).plan
     assert free.recipe.limits.latency == {}
     assert kept.recipe.limits.latency == {PREFILL: 1.0}
+    assert free.any_latency is None
+    assert kept.any_latency == AnyLatency(free.certificate.value, tuple(timed.plan_ns for timed in free.workloads))
+    times = ", ".join(f"{timed.plan_ns / timed.dense_ns:.3f}x dense at {timed.workload}" for timed in free.workloads)
+    instead = f"{free.certificate.value:.4f} in place of {kept.certificate.value:.4f}"
+    assert f"limits       those of latency bind: --latency any loses {instead}, {times}" in kept.summary()
+    assert "limits       no latency is limited" in free.summary()
     slower = [[each.plan_ns > each.dense_ns for each in plan.workloads] for plan in (free, kept)]
     assert any(slower[0])
     assert not any(slower[1])

@@ -109,8 +109,8 @@ def test_perplexity_is_the_dense_one_times_the_predicted_change_up_to_e_709() ->
 
 
 def bare(plan: Plan) -> Plan:
-    """Without the candidates that no point chooses: a frontier does not keep them."""
-    return replace(plan, sites=tuple(replace(site, alternatives=()) for site in plan.sites))
+    """Without the choices that no point makes: a frontier does not keep them."""
+    return replace(plan, any_latency=None, sites=tuple(replace(site, alternatives=()) for site in plan.sites))
 
 
 @pytest.mark.parametrize("limit", ["params", PREFILL])
