@@ -207,7 +207,9 @@ def latency_limits(plan: PlanRecord) -> str:
         for timed, ns in zip(plan.workloads, free.latency_ns, strict=True)
         if ns and timed.dense_ns
     ]
-    return f"those of latency bind: --latency any loses {free.loss:.4f} in place of {least:.4f}, {', '.join(times)}"
+    return (
+        f"latency binds. With --latency any the loss is {free.loss:.4f} in place of {least:.4f}, at {', '.join(times)}"
+    )
 
 
 def lacking(plan: PlanRecord, timed: WorkloadLatency) -> str:

@@ -1,6 +1,7 @@
 """Tables of latencies: how they are read, what they interpolate, and the model of a GPU that they vouch for."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -284,6 +285,20 @@ def test_shapes_of_gemma_that_an_h200_measured_are_met_by_the_model_of_the_shipp
     off = np.abs(profile.modelled("low_rank", dict(sweep.fixed), "r", sweep.dims) / sweep.ns - 1)
     assert np.median(off) < 0.06
     assert np.quantile(off, 0.95) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("operator", "shape", "gap"),
+    [
+        ("linear", (3, 4096, 4096), r"\d+ shapes with m=3 and this alignment in the table; a model needs 32"),
+        ("linear", (1, 400_000, 4096), "no measured shape within a factor of 4 in every size"),
+        ("linear", (1, 64, 64), "neither side of the weight reaches 256"),
+        ("all_reduce", (1, 4096, 8), "no model of all_reduce, which has to be measured"),
+    ],
+)
+def test_what_a_table_lacks_is_said(operator: str, shape: tuple[int, ...], gap: str) -> None:
+    profile, axes = Profile.load("nvidia-h100-80gb-hbm3"), OPERATORS.get(operator).axes
+    assert re.fullmatch(gap, profile.model.gap(operator, "bf16", axes, shape))
 
 
 def test_a_scheme_is_modelled_by_the_bytes_that_its_weights_take() -> None:

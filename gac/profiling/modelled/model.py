@@ -102,6 +102,21 @@ class GpuModel:
                 result[index] = np.nan
         return result
 
+    def gap(self, operator: str, dtype: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> str:
+        """Return the reason why the latency of a shape is unknown, to follow a colon."""
+        by_axis, shapes = dict(zip(axes, shape, strict=True)), np.array([shape])
+        if not (groups := self._groups(operator, dtype, axes, shapes)):
+            return f"no model of {operator}, which has to be measured"
+        (group,) = groups
+        if (fit := self._fit(group)) is None:
+            count = len(self._measured.get(group, ()))
+            return f"{count} shapes with m={group.rows} and this alignment in the table; a model needs {LEAST}"
+        if not fit.reaches(np.array([[size for axis, size in by_axis.items() if axis in _SIZES]])).all():
+            return f"no measured shape within a factor of {REACH} in every size"
+        if max(by_axis[axis] for axis in _SIDES) < SIDE:
+            return f"neither side of the weight reaches {SIDE}"
+        return "the operator refuses this shape, or failed there when it was measured"
+
     @cached_property
     def _failed(self) -> frozenset[tuple[str, str, tuple[int, ...]]]:
         rows = (self.measurements[row] for row in self.measurements.errors)

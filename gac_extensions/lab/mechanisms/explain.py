@@ -179,7 +179,9 @@ def _not_measured(profile: Profile, sweep: Sweep, dim: int) -> str:
     for source, ns in (("interpolated", profile.latency(*along)[0][0]), ("modelled", profile.modelled(*along)[0])):
         if ns > 0:
             return f"was not measured: {source}, {ns / 1e3:.1f} us"
-    return "was not measured, and its latency is unknown"
+    axes = OPERATORS.get(operator).axes
+    shape = tuple((dict(sweep.fixed) | {sweep.axis: dim})[axis] for axis in axes)
+    return f"was not measured, and its latency is unknown: {profile.model.gap(operator, dtype, axes, shape)}"
 
 
 class _Inspection:

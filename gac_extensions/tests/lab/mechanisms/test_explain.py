@@ -71,9 +71,13 @@ def test_a_dim_that_was_not_measured_costs_what_its_alignment_class_does(profile
 
 
 def test_a_shape_without_a_latency_is_unknown(profile) -> None:
-    assert "was not measured, and its latency is unknown; " in explain("low_rank", 4096, profile).summary
-    fixed = {"m": 3, "k": 4096, "n": 4096}
-    assert "was not measured, and its latency is unknown; " in explain("low_rank", 1024, profile, fixed=fixed).summary
+    for dim, fixed, gap in (
+        (4096, None, "and this alignment in the table; a model needs 32"),
+        (1024, {"m": 3, "k": 4096, "n": 4096}, "0 shapes with m=3 and this alignment in the table; a model needs 32"),
+    ):
+        said = explain("low_rank", dim, profile, fixed=fixed).summary
+        assert "was not measured, and its latency is unknown: " in said
+        assert f"{gap}; " in said
     assert "is unknown: the table has no served_low_rank in bf16; " in explain("served_low_rank", 8, profile).summary
 
 
