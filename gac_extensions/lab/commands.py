@@ -52,7 +52,7 @@ def graph(model: str, forms: Sequence[str]) -> Answer:
 @click.command(cls=Command)
 @click.argument("operator")
 @click.argument("dim", type=click.IntRange(min=1, max=LARGEST))
-@option("--axis", "The axis of the dim. Default: the one that compression changes.", metavar="AXIS")
+@option("--axis", "The axis of the dim. Default: r of a pair, k of a GEMM, d of attention.", metavar="AXIS")
 @shape_option
 @option("--dtype", "bf16, fp16, fp8, or a table's name for a scheme.", default="bf16")
 @profile_option("Take costs and kernels from this latency table.")

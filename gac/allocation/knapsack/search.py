@@ -60,7 +60,7 @@ def settle(items: Ragged, bound: Bound, choice: Ints, work: Work, enough: int = 
             growth = _FAST_GROWTH if searched.looked < _CHEAP else _GROWTH
         room, least_room = int(searched.room * growth) + 1, int(searched.room * _SLOW_GROWTH) + 1
         many, looked = _LONGER * max(searched.longest, _CHEAP), searched.looked
-    return Outcome(choice, value, max(lower, 0), core, "lists joined in the middle")
+    return Outcome(choice, value, max(lower, 0), core, "meet in the middle")
 
 
 def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, work: Work) -> Outcome:
