@@ -7,7 +7,7 @@ The steps, each in a module:
    after the other, which finds a choice or proves that there is none.
 3. ``relaxation``: Lagrange multipliers of the linear relaxation, and lower bounds that are exact in these integers.
 4. ``search``: items that the bound does not rule out, in margins that widen until the optimum is settled.
-5. ``lists``: meet in the middle (Horowitz, Sahni 1974): two lists of partial choices without dominated or hopeless ones.
+5. ``lists``: meet in the middle (Horowitz, Sahni 1974): two lists of partial choices, without dominated ones.
 """
 
 from gac.allocation.knapsack.instance import Group, Solution
