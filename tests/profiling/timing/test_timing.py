@@ -219,6 +219,8 @@ def test_a_gpus_profile_is_the_saved_one_then_the_shipped_one(monkeypatch, tmp_p
     saved.touch()
     assert folders.local_profile("NVIDIA H100 80GB HBM3") == saved == tmp_path / "profiles" / shipped.name
     assert folders.local_profile("NVIDIA GeForce RTX 4090 (Laptop)") is None
+    found = [folders.local_profile("NVIDIA H200", engine) for engine in (None, "transformers", "vllm")]
+    assert [path.stem for path in found if path] == ["nvidia-h200", "nvidia-h200", "nvidia-h200-vllm"]
 
 
 POINTS = [Point(low_rank(4, 64, rank, 64)) for rank in range(8, 20)]
