@@ -196,7 +196,7 @@ def speed(plan: PlanRecord) -> str:
 
 
 def latency_limits(plan: PlanRecord) -> str:
-    """What the limits of latency cost, where that is more than a hundredth of the loss; or that there are none."""
+    """The cost of the limits of latency, where that is more than a hundredth of the loss; or that there are none."""
     if plan.recipe.rule == "loss" and not plan.recipe.limits.latency:
         return "no latency is limited"
     free, least = plan.any_latency, plan.certificate.value

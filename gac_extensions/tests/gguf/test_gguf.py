@@ -245,7 +245,7 @@ def test_other_tokenizers_are_refused(
     ("changes", "message"),
     [
         ({"self_attn.q_proj": ("low_rank", RANK)}, "q_proj is low_rank with dim 16"),
-        ({f"mlp.{name}_proj": ("narrow", WIDTH) for name in ("gate", "up", "down")}, "_proj is "),
+        ({f"mlp.{name}_proj": ("narrow", WIDTH) for name in ("gate", "up", "down")}, "MLPs of 96 to 176 neurons"),
     ],
     ids=["pairs", "mlps of two widths"],
 )
