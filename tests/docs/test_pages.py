@@ -75,6 +75,15 @@ def test_the_architecture_names_every_room_from_the_outside_in() -> None:
     assert [room for room in named if room in layers] == layers
 
 
+def test_the_way_to_a_plan_is_short_and_as_written() -> None:
+    rows = re.findall(r"^\| \d+ \| `(\S+)` \| (.+?) \|", PAGES["docs/architecture.md"], re.MULTILINE)
+    assert 40 < len(rows) <= 45
+    for file, opened in rows:
+        source = (ROOT / file).read_text("utf-8")
+        for name in re.findall(r"`(\w+)`", opened):
+            assert re.search(rf"^ *(def|class) {name}\b|^{name}\b", source, re.MULTILINE), (file, name)
+
+
 OTHERS = {
     *("--no-deps", "--trust-remote-code", "--model-impl", "--tensor-parallel-size", "--model_args", "--inplace"),
     *("--enable-lora", "--enforce-eager", "--quantization"),
