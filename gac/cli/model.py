@@ -23,6 +23,7 @@ from gac.cli.options import (
 from gac.cli.recipe import STATISTICS_KEPT, recipe_options
 from gac.core.distributed.launch import leads
 from gac.core.errors import CheckpointError, PlanError
+from gac.plan.costs import COSTS
 from gac.plan.recipe import Recipe
 
 _DIRECTORY = Target(CheckpointError, directory=True)
@@ -74,7 +75,7 @@ def request(options: dict[str, Any]) -> dict[str, Any]:
 @option(
     "--limit",
     "The limited quantity: parameters, bytes (with --scheme), the KV cache (with a form such as latent), or a latency.",
-    metavar="params|bytes|kv_numbers|WORKLOAD",
+    metavar="|".join((*COSTS, "WORKLOAD")),
     default="params",
 )
 @recipe_options(limits=False)

@@ -18,6 +18,8 @@ from gac.models.sites import Side, Weight
 Split = Literal["colwise", "colwise_gather", "rowwise"]
 """The division of a matrix over GPUs: its rows (``colwise``, as engines call it, for these are columns of W^T), whose
 outputs stay where they are or are gathered on every GPU, or its columns, whose outputs are summed (all-reduced)."""
+DIVIDED = ("Linear", "ValueLinear")
+"""Modules of one matrix that GPUs divide."""
 Part = Literal["neurons", "heads", "attentions", "MLPs"]
 """The parts of a model other than GEMMs that a form can remove."""
 
@@ -101,7 +103,9 @@ class Latency:
         return tuple((axes.get("b", 1) * axes["n"], axes["k"]) for axes in gemms)
 
     def splits(self, weight: Weight) -> tuple[Split, ...]:
-        """The split of each of those matrices over GPUs, given the weight's ``split`` side."""
+        """The split of each of those matrices over GPUs, given the weight's ``split`` side; empty: for one GPU only."""
+        if self.form.module(weight, self.form.full(weight)).module not in DIVIDED:
+            return ()
         return ("colwise" if weight.split == "out" else "rowwise",)
 
     def gemm_after_fused(self, weight: Weight, dim: int, rows: int) -> Operation | None:

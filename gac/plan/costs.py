@@ -1,4 +1,4 @@
-"""Costs of a choice: named columns of integers. A new resource is one record more."""
+"""Costs of a choice: named columns of integers. A new resource is one record more, and a field of ``Limits``."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,10 @@ class Cost:
     @property
     def priced(self) -> tuple[str, float]:
         """The amount that its price is quoted for, in words and as a number."""
-        return (f"a million {self.unit}", 1e6) if self.million else (f"one of the {self.label}'s {self.unit}", 1.0)
+        if self.million:
+            return f"a million {self.unit}", 1e6
+        owner = "" if self.of_weights else f"{self.label}'s "
+        return f"one of the {owner}{self.unit}", 1.0
 
     def scale(self, largest: float) -> tuple[float, str]:
         """The divisor of amounts on an axis that reaches so far, and the unit that it makes of them."""
@@ -95,7 +98,7 @@ COSTS: Mapping[str, Cost] = MappingProxyType({cost.name: cost for cost in _COSTS
 """By column: the parameters of the targeted weights, their bytes, and what the KV cache keeps of a token, in numbers of
 16 bits. A frontier may limit each of them."""
 
-PARAMS, BYTES, KV_NUMBERS = COSTS
+PARAMS, BYTES, KV_NUMBERS, *_ = COSTS
 
 
 def ns_of(workload: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from gac.core.words import number_of
 from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, form_named
-from gac.plan.costs import BYTES, COSTS, Cost
+from gac.plan.costs import BYTES, COSTS, PARAMS, Cost
 from gac.plan.engines import VLLM
 from gac.plan.evidence import Healed
 from gac.plan.layers import lossy_schemes
@@ -52,7 +52,7 @@ def facts(plan: PlanRecord) -> list[tuple[str, str]]:
         ("latency", "\n".join(filter(None, (last, modelled(plan))))),
         ("limits", latency_limits(plan)),
         ("speed", speed(plan)),
-        *((cost.label, _amount(plan, cost)) for cost in COSTS.values() if not cost.of_weights),
+        *((cost.label, _amount(plan, cost)) for cost in COSTS.values() if cost.name not in (PARAMS, BYTES)),
         ("split", "\n".join(split(plan))),
         ("profile", f"{measured.profile.gpu}, {measured.profile.digest[:12]}; {measured.profile.note}"),
         *_evidence(plan),

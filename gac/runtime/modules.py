@@ -1,6 +1,7 @@
 """The modules that run: what each form of a weight is built as."""
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from gac.runtime.latents.quantise import rounded_latents
 from gac.runtime.limits import LARGEST
 from gac.runtime.parallel.ranks import Ranks
 from gac.runtime.plain import modeling_gac
-from gac.runtime.plain.modeling_gac import Absent, Constant, multiply_blocks
+from gac.runtime.plain.modeling_gac import multiply_blocks
 
 
 def empty_linear(in_features: int, out_features: int, bias: bool, **where: Any) -> nn.Linear:
@@ -118,13 +119,19 @@ class ValueLinear(modeling_gac.ValueLinear):
         return f"in_features={self.in_features}, out_features={self.out_features}, length={self.length}"
 
 
+def _sizes_of(make: Callable[..., nn.Module]) -> tuple[str, ...]:
+    """Return the sizes that a plain module is made of: its arguments before those that all modules have."""
+    names = (name for name, argument in signature(make).parameters.items() if argument.kind != argument.VAR_KEYWORD)
+    return tuple(name for name in names if name not in ("bias", "storage"))
+
+
 KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
+    name: (make, _sizes_of(make)) for name, make in modeling_gac.MODULES.items()
+} | {
     "Linear": (empty_linear, ("in_features", "out_features")),
     "LowRankLinear": (LowRankLinear, ("in_features", "rank", "out_features")),
     "LatentLinear": (LatentLinear, ("in_features", "groups", "rank", "out_features")),
     "RoundedLatentLinear": (LatentLinear, ("in_features", "groups", "rank", "out_features", "bits")),
     "ValueLinear": (ValueLinear, ("in_features", "heads", "length")),
-    "Absent": (Absent, ("in_features", "out_features")),
-    "Constant": (Constant, ("in_features", "out_features")),
 }
 """The modules that a weight can be, by the name that ``config.json`` gives them, and the sizes that make one."""

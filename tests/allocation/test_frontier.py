@@ -20,7 +20,7 @@ from gac.core.operations import batched_gemm
 from gac.forms import form_named
 from gac.forms.loss_curves import LossCurve, WholeModelLoss
 from gac.models.sites import Site, Weight
-from gac.plan.costs import KV_NUMBERS
+from gac.plan.costs import COSTS, KV_NUMBERS
 from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
 from tests.allocation.small_problems import (
@@ -132,7 +132,7 @@ def test_a_point_makes_the_plan_of_its_limit(limit: str) -> None:
     ("options", "words"),
     [
         *[({"points": points}, f"{points!r} points; expected a whole number") for points in (1, 2.5, True, "ten")],
-        ({"limit": "decode:8@8"}, "a frontier over 'decode:8@8'; expected params, bytes, kv_numbers or one of the"),
+        ({"limit": "decode:8@8"}, f"a frontier over 'decode:8@8'; expected {', '.join(COSTS)} or one of the"),
         ({"limit": "memory"}, r"a frontier over 'memory'; .* Did you mean 'bytes'\?"),
     ],
 )

@@ -19,6 +19,7 @@ from gac.checkpoint.target import complete_directory
 from gac.cli import main
 from gac.core.errors import CheckpointError, GacError
 from gac.core.io import complete_file, destination
+from gac.forms import FORMS
 from tests.cli.commands import refused, run
 
 H100 = "nvidia-h100-80gb-hbm3"
@@ -35,7 +36,7 @@ TABLE = [
     ("allocate MODEL --check none.txt", ERROR, "text 'none.txt' is neither known nor a file"),
     ("allocate MODEL --profile nvidia-h1000", ERROR, f"Did you mean '{H100}'?"),
     ("allocate MODEL --calibration wiki-sample:4", ERROR, "expected wiki-sample, or wiki-sample:WINDOWSxTOKENS. Ask"),
-    ("graph llama-3-8b --form token", ERROR, "latent, heads, skip, tokens. Did you mean 'tokens'?"),
+    ("graph llama-3-8b --form token", ERROR, f"{[*FORMS.names][-1]}, tokens. Did you mean 'tokens'?"),
     # names of models that are no ids of the hub
     *((f"allocate {name}", ERROR, f"model {name!r}: no such directory; expected a directory") for name in NO_MODELS),
     *((f"{command} é", ERROR, "model 'é': no such directory; expected a directory") for command in OF_MODELS),

@@ -47,9 +47,10 @@ def _registries_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registry, "_known", dict(registry._known))
 
 
-@pytest.mark.parametrize(
-    "form", ["low_rank", "narrow", "narrow_pair", "head_dim", "latent:1", "latent:int8", Picked()], ids=name
-)
+FORM_NAMES = [{"latent": "latent:1"}.get(form, form) for form in FORMS.names if form != "dense"]
+
+
+@pytest.mark.parametrize("form", [*FORM_NAMES, "latent:int8", Picked()], ids=name)
 def test_the_contract_of_every_form(form: Any) -> None:
     form = FORMS.get(form)
     check_form(form, *filter(form.applies_to, WEIGHTS))

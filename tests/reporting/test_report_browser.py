@@ -98,7 +98,8 @@ def test_arrow_keys_hover_and_tap_show_a_cell(opened: Callable[..., Page], sourc
 
 def test_the_table_sorts_filters_and_prints_every_row(opened: Callable[..., Page], sources: Sources) -> None:
     page = opened(sources)
-    losses = page.locator("#all tbody td:nth-child(7)")
+    column = 1 + page.locator("#all thead th").all_inner_texts().index("Loss")
+    losses = page.locator(f"#all tbody td:nth-child({column})")
     heading = page.get_by_role("button", name="Loss", exact=True)
     heading.click()
     assert losses.all_inner_texts() == ["0.750", "1"]
