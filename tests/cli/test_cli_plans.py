@@ -96,7 +96,7 @@ def test_a_saved_frontier_is_shown_and_drawn_without_a_model(saved: Path, tmp_pa
     assert document["path"] == str(saved)
     assert (document["limit"], document["recipe"]["deployment"]["workloads"]) == ("params", [PREFILL, "decode:1@8"])
     assert document["dense"]["latency_ns"] == [120, 20]
-    assert document["points"][0] | {"certificate": None} == {
+    expected = {
         "asked": 0.166667,
         "limit": 48,
         "params": 48,
@@ -110,6 +110,7 @@ def test_a_saved_frontier_is_shown_and_drawn_without_a_model(saved: Path, tmp_pa
         "latency_ns": [20, 120],
         "certificate": None,
     }
+    assert expected.items() <= (document["points"][0] | {"certificate": None}).items()
 
 
 def test_what_a_saved_frontier_does_not_heed_and_files_that_are_none_are_refused(saved: Path, tmp_path: Path) -> None:
