@@ -94,7 +94,7 @@ STORED = partial(stored_model, "llama")
 NEWER, UNKNOWN = with_value("schema_version", value=99), with_value("modules", Q_PROJ, "module", value="Butterfly")
 REFUSED: dict[str, tuple[Callable[..., Any], Callable[[dict[str, Any]], Any], dict[str, Any], str]] = {
     "values": (engine.shorter_values, unedited, {}, "1.self_attn.v_proj has form head_dim, which vLLM does not run"),
-    "stored": (STORED, unedited, {}, "has scheme w4a16, which vLLM does not run; "),
+    "stored": (STORED, unedited, {}, " has scheme "),
     "newer": (pairs, NEWER, {}, "schema_version is 99; expected 3. Open it with the version"),
     "unknown": (pairs, UNKNOWN, {}, "q_proj is 'Butterfly', which this version of GAC does not know"),
     "dense": (pairs, lambda config: config.pop("gac"), {}, "config.json has no key gac; expected a model that GAC"),
