@@ -172,8 +172,9 @@ def _narrow_neurons(stock: Any, plan: Plan) -> None:
     setattr(stock, family.neurons, widths[0])
     dense = {weight.name: weight for site in family.sites(stock) for weight in site.weights}
     for choice in plan.weights:
-        if choice.module != form_named("dense").module(dense[choice.name], 0):
-            uneven = choice.is_dense or choice.form == "narrow"
+        expected = form_named("dense").module(dense[choice.name], 0)
+        if choice.module != expected:
+            uneven = choice.weight.neurons and choice.module.module == expected.module and len({*widths}) > 1
             raise CheckpointError(
                 f"MLPs of {min(widths)} to {max(widths)} neurons" if uneven else choice.description,
                 "a plan that a stock config can say: fewer neurons, as many in every layer, and no more",

@@ -17,7 +17,7 @@ from gac.plan.record import Limit, PlanRecord, SingleGpuComparison, WorkloadLate
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 _REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
-_MUCH = 0.01
+_MUCH = 0.01  # of the loss, above which the cost of the limits of latency is said
 _OPTIONS = {"text": "--calibration", "forms": "--form", "schemes": "--scheme", "workloads": "--workload"}
 
 
@@ -215,11 +215,12 @@ def latency_limits(plan: PlanRecord) -> str:
 def lacking(plan: PlanRecord, timed: WorkloadLatency) -> str:
     """The gap in the profile behind an unknown latency; tables hold a shape for certain numbers of rows."""
     column = plan.workloads.index(timed)
+    known = [site for site in plan.sites if site.latency_ns[column] is not None]
     unknown = [site for site in plan.sites if site.latency_ns[column] is None]
     if not unknown:
         return "lacks shapes of the dense weights"
-    known = {weight.scheme for site in plan.sites if site not in unknown for weight in site.weights}
-    schemes = {weight.scheme for site in unknown for weight in site.weights} - known - {DEFAULT_SCHEME}
+    in_known, in_unknown = ({weight.scheme for site in sites for weight in site.weights} for sites in (known, unknown))
+    schemes = in_unknown - in_known - {DEFAULT_SCHEME}
     if timed.dense_ns is not None and schemes:
         return f"has no {', '.join(sorted(schemes))}"
     rows, weight = number_of(Workload.parse(timed.workload).rows, "row"), unknown[0].weights[0].name

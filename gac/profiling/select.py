@@ -18,10 +18,9 @@ DEFAULT = "nvidia-h100-80gb-hbm3"
 def select_profile(requested: Profile | str | Path | None, engine: str | None = None) -> tuple[Profile, ProfileUsed]:
     """Return the profile to plan with, and its record for the plan.
 
-    None means the local GPU's profile, of shipped ones that for the engine where there is one, or the shipped H100's
-    where there is no GPU. A table of other hardware is used
-    if it is given by name or already loaded, but not by path; the note in the record says so. ProfileError where it
-    cannot be read, was measured on other hardware, or the local GPU has none yet.
+    None means the local GPU's profile, or the shipped H100's where there is no GPU; a shipped one of the engine comes
+    first. A table of other hardware is used if it is given by name or already loaded, but not by path; the note in the
+    record says so. ProfileError where it cannot be read, was measured on other hardware, or the local GPU has none yet.
     """
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     source = requested if requested is not None else DEFAULT if here is None else local_profile(here, engine)

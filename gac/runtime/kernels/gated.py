@@ -7,13 +7,11 @@ both are the result of the same instructions, and only ``silu(gate) * up`` goes 
 from torch import Tensor
 
 from gac.runtime.kernels import gpu
-from gac.runtime.kernels.few_rows import runs_early
+from gac.runtime.kernels.few_rows import ALIGNED, gated_product, runs_early
 from gac.runtime.kernels.gpu import ceil_div, launching_on
 from gac.runtime.kernels.guard import jit, tl
 
 _BLOCK_M, _BLOCK_N, _BLOCK_K, _STAGES, _WARPS, _GROUP = 128, 128, 64, 3, 8, 8
-_ALIGNED = 8
-"""Numbers of 16 bits that the unit that copies tiles takes at once."""
 _FEWEST = 1 << 35
 """Products from which the GEMM takes the GPU longer than its launch takes the CPU."""
 
@@ -22,7 +20,7 @@ def gates_many(x: Tensor, weight: Tensor) -> bool:
     """Return True if ``gated_gemm`` is the fastest for this input ``(tokens, in)`` on this GPU."""
     if not (x.shape[0] * weight.numel() >= _FEWEST and runs_early(x)):
         return False
-    return len(weight) // 2 % _ALIGNED == 0 and weight.shape[1] % _ALIGNED == 0 and x.is_contiguous()
+    return len(weight) // 2 % ALIGNED == 0 and weight.shape[1] % ALIGNED == 0 and x.is_contiguous()
 
 
 def gated_gemm(x: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -66,6 +64,4 @@ def gated_kernel(
             both = tl.dot(x.load([row, start]), weights.T, both)
         narrow = out.dtype
         gate, up = both.to(narrow).reshape(BLOCK_M, 2, BLOCK_N).permute(0, 2, 1).split()
-        gate = gate.to(tl.float32)
-        activated = (gate / (1 + tl.exp(-gate))).to(narrow).to(tl.float32)
-        out.store([row, column], (activated * up.to(tl.float32)).to(narrow))
+        out.store([row, column], gated_product(gate.to(tl.float32), up.to(tl.float32), narrow))

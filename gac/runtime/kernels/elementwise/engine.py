@@ -70,16 +70,9 @@ def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, early: boo
     wide = power_of_two(size)
     with launching_on(x):
         add_norm_kernel[(tokens,)](
-            x,
-            residual,
-            weight,
-            size,
-            eps,
-            BLOCK_SIZE=wide,
-            EARLY=early,
-            num_warps=warps_for(wide),
-            **launch_options(early),
-        )
+            x, residual, weight, size, eps,
+            BLOCK_SIZE=wide, EARLY=early, num_warps=warps_for(wide), **launch_options(early),
+        )  # fmt: skip
 
 
 def gate(x: Tensor, out: Tensor, early: bool = False) -> None:
