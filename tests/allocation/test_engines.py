@@ -15,6 +15,7 @@ from gac.allocation.latencies import Timing
 from gac.allocation.problem import Problem
 from gac.allocation.resolve import engine_steps, resolve
 from gac.allocation.rules import RULES
+from gac.allocation.split_latencies import SplitTiming
 from gac.core.errors import BudgetError, GacError, PlanError, ProfileError
 from gac.core.operations import linear
 from gac.core.workloads import Workload
@@ -206,6 +207,16 @@ def test_the_engine_s_kernels_are_looked_up() -> None:
     for engine, ns in (("transformers", 5000), ("vllm", 3000)):
         timing = Timing(plain, (Workload.parse(DECODE),), engine=ENGINES[engine])
         assert timing.of_weight(DENSE, weight, np.array([full]))[0].tolist() == [[ns]]
+
+
+def test_the_engine_s_kernels_are_looked_up_for_the_part_on_each_gpu() -> None:
+    weight = Weight("q_proj", SIDE, SIDE, input_group="x")
+    half = {"m": 1, "k": SIDE, "n": SIDE // 2}
+    plain = profile([measured("linear", 5000, **half), measured("served_linear", 3000, **half)])
+    for engine, ns in (("transformers", 5000), ("vllm", 3000)):
+        timing = SplitTiming(plain, (Workload.parse(DECODE),), 2, ENGINES[engine])
+        assert timing.of_weight(DENSE, weight, np.array([DENSE.full(weight)]))[0].tolist() == [[ns]]
+        assert timing.sound(DENSE, weight, np.array([DENSE.full(weight)]), fused=False).all()
 
 
 @pytest.mark.parametrize(("engine", "shared"), [("transformers", 0), ("vllm", 2048)])

@@ -51,7 +51,7 @@ def by_vllm(folder: str, reference: dict[str, Any]) -> dict[str, Any]:
     greedy = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True, logprobs=2)
     prompts: Any = [{"prompt_token_ids": row[:PROMPT]} for row in reference["windows"][:PROMPTS]]
     gaps = []  # in log probability, where a sequence first differs from the expected one
-    for output, expected in zip(llm.generate(prompts, greedy), reference["tokens"], strict=True):
+    for output, expected in zip(llm.generate(prompts, greedy, use_tqdm=False), reference["tokens"], strict=True):
         written = list(output.outputs[0].token_ids)
         if written == expected:
             continue
@@ -61,7 +61,8 @@ def by_vllm(folder: str, reference: dict[str, Any]) -> dict[str, Any]:
         gaps.append(inf if other is None else likely[written[first]].logprob - other.logprob)
     scored = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     losses = []
-    for output in llm.generate([{"prompt_token_ids": row} for row in reference["windows"]], scored):
+    windows: Any = [{"prompt_token_ids": row} for row in reference["windows"]]
+    for output in llm.generate(windows, scored, use_tqdm=False):
         for token, entry in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
             losses.append(-entry[token].logprob)
     return {"same": PROMPTS - len(gaps), "gaps": sorted(gaps), "perplexity": exp(sum(losses) / len(losses))}
