@@ -25,6 +25,8 @@ _LONG = 2048
 """Columns from which several programs share a row of the weight."""
 _TILE = Tile(16, 64, 128, 4, 4)
 _TALL_STAGES = 5  # of tiles for more than 16 rows
+_HALF, _NARROW = 32, 1024
+"""Rows of a tile where a tile of all rows leaves most SMs idle, and outputs up to which it does in any case."""
 _FACTORS = 3
 """Second factors of a launch, at most: those of q, k and v."""
 _OF_PAIRS = ["m", *(f"{name}_{index}" for name in ("rank", "size", "column", "start") for index in range(_FACTORS))]
@@ -66,7 +68,7 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None)
     runs = kernels_run(x, weight)
     if runs and len(x) == 1:
         _one_row(x, weight, out, bias)
-    elif runs and (tile := tile_of(len(x), len(weight))) is not None:
+    elif runs and (tile := tile_of(len(x), *weight.shape)) is not None:
         _some_rows(x, weight, out, bias, tile)
     else:
         _gemm(x, weight, out, bias)
@@ -92,7 +94,7 @@ def multiply_factors(products: Tensor, pairs: Sequence[SecondFactor], factors: T
 def _is_short(products: Tensor, pair: SecondFactor) -> bool:
     aligned = all(number % ALIGNED == 0 for number in (pair.rank, pair.column, pair.start, products.stride(0)))
     is_short = aligned and pair.rank < _LONG and _takes_few(products)
-    return is_short and tile_of(len(products), pair.size) is not None
+    return is_short and tile_of(len(products), pair.size, pair.rank) is not None
 
 
 def _gemm(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> None:
@@ -134,8 +136,8 @@ def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] == _HOPPER
 
 
-def tile_of(rows: int, n: int) -> Tile | None:
-    """Return the tile that a kernel multiplies 2 to 64 rows with; None where cuBLAS is faster.
+def tile_of(rows: int, n: int, columns: int) -> Tile | None:
+    """Return the tile that a kernel multiplies 2 to 64 rows with a weight ``(n, columns)``; None where cuBLAS is faster.
 
     The kernel is faster where cuBLAS has too few tiles for all SMs, as measured on an H200: see
     tests/benchmarks/results/vllm.md.
@@ -144,7 +146,8 @@ def tile_of(rows: int, n: int) -> Tile | None:
         return None
     if rows <= _TILE.rows:
         return _TILE
-    return replace(_TILE, rows=32 if rows <= 32 else FEW_ROWS, stages=_TALL_STAGES, programs_per_sm=1)
+    halved = rows <= _HALF or n <= _NARROW or columns < _LONG
+    return replace(_TILE, rows=_HALF if halved else FEW_ROWS, stages=_TALL_STAGES, programs_per_sm=1)
 
 
 def _one_row(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, gated: bool = False) -> None:
@@ -162,9 +165,9 @@ def _some_rows(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, tile
     n, columns = weight.shape
     sharing = SplitK(1, x, x)
     if columns >= _LONG:
-        sharing = SplitK.of(tile, tile.rows, n, columns, x, torch.float32, _counters(x))
+        sharing = SplitK.of(tile, len(x), n, columns, x, torch.float32, _counters(x))
     with launching_on(x):
-        some_rows_kernel[(ceil_div(n, tile.outputs), sharing.split)](
+        some_rows_kernel[(ceil_div(n, tile.outputs), sharing.split, ceil_div(len(x), tile.rows))](
             x, weight, bias, out, sharing.sums, sharing.counters, len(x), n, columns, x.stride(0), out.stride(0),
             BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.numbers, SPLIT_K=sharing.split,
             NUM_STAGES=tile.stages, EARLY=x.is_cuda, num_warps=tile.warps, **launch_options(early=x.is_cuda),
@@ -172,7 +175,7 @@ def _some_rows(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, tile
 
 
 def _some_factors(products: Tensor, pairs: Sequence[SecondFactor], factors: Tensor, out: Tensor) -> None:
-    tile = tile_of(len(products), pairs[0].size)
+    tile = tile_of(len(products), pairs[0].size, pairs[0].rank)
     assert tile is not None, "``_is_short`` has seen it"
     ranks, sizes, columns, starts = (
         [getattr(pair, name) for pair in pairs] + [0] * (_FACTORS - len(pairs))
@@ -180,7 +183,7 @@ def _some_factors(products: Tensor, pairs: Sequence[SecondFactor], factors: Tens
     )
     programs = sum(ceil_div(size, tile.outputs) for size in sizes)
     with launching_on(products):
-        some_factors_kernel[(programs,)](
+        some_factors_kernel[(programs, ceil_div(len(products), tile.rows))](
             products, factors, out, len(products), products.stride(0), out.stride(0), *ranks, *sizes, *columns, *starts,
             BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.numbers, NUM_STAGES=_TILE.stages,
             EARLY=products.is_cuda, num_warps=tile.warps, **launch_options(early=products.is_cuda),
@@ -250,11 +253,11 @@ def one_row_kernel(
 
 @jit
 def sum_of_steps(
-    weights, inputs, m, n_cols, first, step,
+    weights, inputs, row, m, n_cols, first, step,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """The sum of products of BLOCK_K columns, from the first on, ``step`` apart."""
-    row, offsets = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+    offsets = tl.arange(0, BLOCK_K)
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for start in tl.range(first, n_cols, step, num_stages=NUM_STAGES):
         there = start + offsets < n_cols
@@ -273,7 +276,7 @@ def some_rows_kernel(
     """``weight @ x.T``; SPLIT_K programs share a tile, every one with steps that lie SPLIT_K apart."""
     tile, part = tl.program_id(0), tl.program_id(1)
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    row = tl.arange(0, BLOCK_M)
+    row = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     offsets = tl.arange(0, BLOCK_K)
     weights = weight_ptr + tl.minimum(column, n - 1).to(tl.int64)[:, None] * n_cols + offsets[None, :]
     inputs = x_ptr + row[None, :] * x_stride + offsets[:, None]
@@ -281,9 +284,10 @@ def some_rows_kernel(
         gdc_launch_dependents()
         gdc_wait()
     total = sum_of_steps(
-        weights, inputs, m, n_cols, part * BLOCK_K, SPLIT_K * BLOCK_K, BLOCK_M, BLOCK_N, BLOCK_K, NUM_STAGES
+        weights, inputs, row, m, n_cols, part * BLOCK_K, SPLIT_K * BLOCK_K, BLOCK_M, BLOCK_N, BLOCK_K, NUM_STAGES
     )
-    total, last = split_k_reduce(total, partial_ptr, counters_ptr, tile, part, SPLIT_K)
+    shared = tl.program_id(2) * tl.num_programs(0) + tile
+    total, last = split_k_reduce(total, partial_ptr, counters_ptr, shared, part, SPLIT_K)
     if bias_ptr is not None:
         total += tl.load(bias_ptr + column, mask=column < n, other=0.0).to(tl.float32)[:, None]
     place = row[None, :] * out_stride + column[:, None]
@@ -315,13 +319,13 @@ def some_factors_kernel(
     before = choice(pair, 0, rank_0 * size_0, rank_0 * size_0 + rank_1 * size_1) // 8 * 8
     start = choice(pair, start_0, start_1, start_2) // 8 * 8
     output = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    row = tl.arange(0, BLOCK_M)
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     offsets = tl.arange(0, BLOCK_K)
     weights = weight_ptr + before + tl.minimum(output, size - 1)[:, None] * rank + offsets[None, :]
     inputs = x_ptr + column + row[None, :] * x_stride + offsets[:, None]
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    total = sum_of_steps(weights, inputs, m, rank, 0, BLOCK_K, BLOCK_M, BLOCK_N, BLOCK_K, NUM_STAGES)
+    total = sum_of_steps(weights, inputs, row, m, rank, 0, BLOCK_K, BLOCK_M, BLOCK_N, BLOCK_K, NUM_STAGES)
     place = out_ptr + row[None, :] * out_stride + start + output[:, None]
     tl.store(place, total.to(out_ptr.dtype.element_ty), mask=(row < m)[None, :] & (output < size)[:, None])
