@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gac.runtime.contract import FEW_ROWS
-from gac.runtime.kernels.elementwise.engine import add_norm, gate, rotate_in_place, write_to_pages
+from gac.runtime.kernels.elementwise.engine import add_norm, apply_rotary, gate, write_to_pages
 from tests.benchmarks.few_rows import microseconds
 from tests.benchmarks.harness import options, write
 
@@ -36,12 +36,12 @@ def rotary(tokens: int) -> Pair:
     early = tokens <= FEW_ROWS
     pairs = [(q.clone(), k.clone()) for _ in range(2)]
     ops.rotary_embedding(positions, *pairs[0], SIZE, angles, True)
-    rotate_in_place(positions, *pairs[1], angles, SIZE, early)
+    apply_rotary(positions, *pairs[1], angles, SIZE, early)
     for engine, gac in zip(*pairs, strict=True):
         torch.testing.assert_close(gac, engine, rtol=2**-7, atol=2**-7)
     return (
         lambda: ops.rotary_embedding(positions, q, k, SIZE, angles, True),
-        lambda: rotate_in_place(positions, q, k, angles, SIZE, early),
+        lambda: apply_rotary(positions, q, k, angles, SIZE, early),
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gac.runtime.kernels.elementwise.engine import add_norm, gate, rotate_in_place, write_to_pages
+from gac.runtime.kernels.elementwise.engine import add_norm, apply_rotary, gate, write_to_pages
 from gac.runtime.kernels.elementwise.rows import NORMS, plainly_rotated
 from tests.runtime.interpreted import DEVICE
 
@@ -24,7 +24,7 @@ def test_heads_are_rotated_in_place_by_their_positions(heads: tuple[int, int], s
     before = both.clone()
     angles, positions = random(7, size, seed=1), torch.tensor([5, 0, 6], device=DEVICE)
     q, k, v = both.split([heads[0] * size, heads[1] * size, size], dim=1)
-    rotate_in_place(positions, q, k, angles, size)
+    apply_rotary(positions, q, k, angles, size)
     cos, sin = (torch.cat((half, half), dim=1)[None] for half in angles[positions].chunk(2, dim=1))
     old_q, old_k, old_v = before.split([heads[0] * size, heads[1] * size, size], dim=1)
     wide = (each.float() for each in (by_head(old_q, size), by_head(old_k, size), cos, sin))

@@ -113,7 +113,11 @@ def test_many_rows_are_multiplied_and_activated_in_one_launch(rows: int, n: int,
 
 
 def test_cublas_multiplies_what_it_is_faster_at() -> None:
-    assert [few_rows.tile_of(*shape) is None for shape in ((2, 4224, 64), (64, 4096, 4096), (16, 6144, 64))] == [False, False, True]
+    assert [few_rows.tile_of(*shape) is None for shape in ((2, 4224, 64), (64, 4096, 4096), (16, 6144, 64))] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_nothing_past_the_ends_of_rows_is_read() -> None:

@@ -4,11 +4,13 @@ On a GPU the plugin puts them in place of ``forward_cuda``, and of the writes of
 get vLLM's modules, and its layout of the cache. Prints ``equal`` where they give what vLLM's plain PyTorch does.
 """
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding import get_rope
@@ -63,6 +65,31 @@ def check_norm() -> None:
         close(actual, plain)
 
 
+def check_graphs() -> None:
+    """Norms and rotary embeddings within a compiled graph."""
+    norm = RMSNorm(FEATURES, eps=1e-5, dtype=torch.float16)
+    norm.weight.data.copy_(random(FEATURES))
+    rotary = get_rope(SIZE, 64, rope_parameters={"rope_type": "default", "rope_theta": 1e4}, dtype=torch.float16)
+    expected = norm.forward_native, rotary.forward_native
+    elementwise.use_kernels(nn.ModuleList([norm, rotary]))
+    x, residual, positions = random(TOKENS, FEATURES), random(TOKENS + 1, FEATURES)[1:], torch.tensor([3, 0, 63, 7, 8])
+    k, q = random(TOKENS, (HEADS + KV_HEADS) * SIZE).split([KV_HEADS * SIZE, HEADS * SIZE], dim=1)
+    before = [tensor.clone() for tensor in (x, residual, q, k)]
+    compiled = torch.compile(lambda: (*norm(x, residual), *rotary(positions, q, k)), backend=counting, fullgraph=True)
+    results = compiled()
+    assert counted == {"gac_add_norm": 1, "gac_rotary": 1}, counted
+    for actual, plain in zip(results, (*expected[0](*before[:2]), *expected[1](positions, *before[2:])), strict=True):
+        close(actual, plain)
+
+
+counted: Counter[str] = Counter()
+
+
+def counting(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+    counted.update(str(node.target).split(".")[1] for node in graph.graph.nodes if "gac_" in str(node.target))
+    return graph
+
+
 def check_gate() -> None:
     x, out = random(TOKENS, 2 * FEATURES), random(TOKENS, FEATURES)
     elementwise.silu_and_mul(x, out)
@@ -70,8 +97,8 @@ def check_gate() -> None:
 
 
 def main() -> None:
-    def add_norm(*tensors: Any, early: bool) -> None:
-        engine.add_norm(*tensors)  # the interpreter cannot launch early
+    def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, early: bool) -> None:
+        engine.add_norm(x, residual, weight, eps)  # the interpreter cannot launch early
 
     with (
         set_current_vllm_config(VllmConfig()),
@@ -85,6 +112,11 @@ def main() -> None:
             mock.patch.object(elementwise, "add_norm", add_norm),
         ):
             check_norm()
+        with (
+            mock.patch.object(elementwise, "runs_early", side_effect=lambda x: len(x) != TOKENS),
+            mock.patch.object(elementwise, "_is_alone", return_value=True),
+        ):
+            check_graphs()
     print("equal")
 
 

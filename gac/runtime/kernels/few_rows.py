@@ -137,7 +137,7 @@ def _is_hopper(device: torch.device) -> bool:
 
 
 def tile_of(rows: int, n: int, columns: int) -> Tile | None:
-    """Return the tile that a kernel multiplies 2 to 64 rows with a weight ``(n, columns)``; None where cuBLAS is faster.
+    """Return the tile for 2 to 64 rows and a weight ``(n, columns)``; None where cuBLAS is faster.
 
     The kernel is faster where cuBLAS has too few tiles for all SMs, as measured on an H200: see
     tests/benchmarks/results/vllm.md.

@@ -1,18 +1,21 @@
 """Kernels between the GEMMs of vLLM's models that take less time than its own, with the same numbers."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm import envs
+from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.utils.torch_utils import direct_register_custom_op
 from vllm.v1.attention.backend import AttentionType
 
 from gac.runtime.contract import FEW_ROWS
-from gac.runtime.kernels.elementwise.engine import add_norm, gate, rotate_in_place, write_to_pages
+from gac.runtime.kernels.elementwise.engine import add_norm, apply_rotary, gate, write_to_pages
 from gac.runtime.kernels.few_rows import runs_early
 from gac.runtime.kernels.gpu import HAS_TRITON, SIXTEEN_BIT
 
@@ -21,21 +24,39 @@ _MANY_KEYS, _MANY_QUERIES, _MANY_GATES = 1 << 23, 1 << 25, 1 << 27
 
 
 def use_kernels(model: nn.Module) -> None:
-    """Let vLLM's usual norms, rotary embeddings and writes to the KV cache run in the kernels here."""
+    """Let vLLM's usual norms, rotary embeddings and writes to the KV cache run in the kernels here.
+
+    In compiled graphs, which fuse what they can, norms and rotary embeddings do so where they are launched early.
+    """
     if envs.VLLM_BATCH_INVARIANT:
         return
+    module: Any
     for module in model.modules():
-        function = getattr(getattr(module, "_forward_method", None), "__func__", None)
-        if isinstance(module, RMSNorm) and function is RMSNorm.forward_cuda:
-            if module.has_weight and module.variance_size_override is None:
-                module._forward_method = partial(_normed, module)
-        elif isinstance(module, RotaryEmbedding) and function is RotaryEmbedding.forward_cuda:
-            if module.is_neox_style and module.rotary_dim == module.head_size:
-                module._forward_method = partial(_rotated, module)
-        elif isinstance(module, Attention):
-            implementation: Any = module.impl
+        if isinstance(module, Attention):
+            implementation = module.impl
             if type(implementation).__name__ == "FlashAttentionImpl" and _is_plain(implementation):
                 implementation.do_kv_cache_update = partial(_write, implementation)
+        elif (forward := _forward_of(module)) is not None:
+            module._forward_method = partial(forward, module)
+
+
+def _forward_of(module: Any) -> Callable[..., Any] | None:
+    """Return what takes the place of a module's own way to run; None where that stays."""
+    function = getattr(getattr(module, "_forward_method", None), "__func__", None)
+    if isinstance(module, RMSNorm) and module.has_weight and module.variance_size_override is None:
+        # Over several GPUs vLLM may fuse norms of its own with the sums before them.
+        early = runs_early(module.weight) and _is_alone()
+        return {RMSNorm.forward_cuda: _normed, RMSNorm.forward_native: _normed_in_graph if early else None}.get(
+            function
+        )
+    if isinstance(module, RotaryEmbedding) and module.is_neox_style and module.rotary_dim == module.head_size:
+        in_graph = _rotated_in_graph if runs_early(module.cos_sin_cache) else None
+        return {RotaryEmbedding.forward_cuda: _rotated, RotaryEmbedding.forward_native: in_graph}.get(function)
+    return None
+
+
+def _is_alone() -> bool:
+    return bool(get_tensor_model_parallel_world_size() == 1)
 
 
 def _is_plain(attention: Any) -> bool:
@@ -65,14 +86,49 @@ def _normed(module: Any, x: Tensor, residual: Tensor | None = None) -> Any:
     return x, residual
 
 
+def _normed_in_graph(module: Any, x: Tensor, residual: Tensor | None = None) -> Any:
+    if residual is None or x.dim() != 2 or module.weight.dtype != x.dtype:
+        return module.forward_native(x, residual)
+    return torch.ops.vllm.gac_add_norm(x, residual, module.weight, module.variance_epsilon)
+
+
+def _add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    x, residual = x.contiguous(), residual.contiguous()
+    into = torch.empty_like(x), torch.empty_like(residual)
+    add_norm(x, residual, weight, eps, len(x) <= FEW_ROWS and runs_early(x), into)
+    return into
+
+
+def _add_norm_shapes(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), residual.new_empty(residual.shape)
+
+
 def _rotated(module: Any, positions: Tensor, query: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     early = len(query) <= FEW_ROWS and runs_early(query)
     if not (early or _are_many(query, _MANY_QUERIES)) or key is None or query.stride() != (query.stride(0), 1):
         pair: tuple[Tensor, Tensor | None] = module.forward_cuda(positions, query, key)
         return pair
     angles = module._match_cos_sin_cache_dtype(query)
-    rotate_in_place(positions, query, key, angles, module.head_size, early)
+    apply_rotary(positions, query, key, angles, module.head_size, early)
     return query, key
+
+
+def _rotated_in_graph(module: Any, positions: Tensor, query: Tensor, key: Tensor | None = None) -> Any:
+    angles = module.cos_sin_cache
+    if key is None or query.dim() != 2 or angles.dtype != query.dtype:
+        return module.forward_native(positions, query, key)
+    return torch.ops.vllm.gac_rotary(positions, query, key, angles, module.head_size)
+
+
+def _rotary(positions: Tensor, query: Tensor, key: Tensor, angles: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    into = _rotary_shapes(positions, query, key, angles, size)
+    query, key = (x if x.stride(1) == 1 else x.contiguous() for x in (query, key))
+    apply_rotary(positions, query, key, angles, size, len(query) <= FEW_ROWS and runs_early(query), into)
+    return into
+
+
+def _rotary_shapes(positions: Tensor, query: Tensor, key: Tensor, angles: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape)
 
 
 def _write(attention: Any, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
@@ -82,3 +138,7 @@ def _write(attention: Any, layer: Any, key: Tensor, value: Tensor, kv_cache: Ten
         write_to_pages(key, value, keys, values, slots, early)
     else:
         type(attention).do_kv_cache_update(attention, layer, key, value, kv_cache, slots)
+
+
+direct_register_custom_op("gac_add_norm", _add_norm, fake_impl=_add_norm_shapes)
+direct_register_custom_op("gac_rotary", _rotary, fake_impl=_rotary_shapes)

@@ -8,6 +8,7 @@ rows of the second ones. A layer that is split by inputs has a part of the colum
 one whole: the layer sums its outputs over the processes, as it does those of dense weights.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,8 @@ from vllm.model_executor.layers.linear import (
 )
 
 from gac.runtime.header import Module
-from gac.runtime.vllm.project import first_rows, gated_linear, linear, project
+from gac.runtime.vllm.operator import number_of, planned_linear
+from gac.runtime.vllm.project import first_rows, gated_linear, linear, project, width_in_place
 
 _SHARDS = {"q": 0, "k": 1, "v": 2, None: 0}
 """Positions of siblings by the names that vLLM loads them with; gate and up are 0 and 1."""
@@ -71,17 +73,61 @@ class DenseLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
     """Multiplies as the engine does, but on a GPU with the kernels for few rows.
 
     Attributes:
-        activation: the module ``silu(gate) * up`` that follows, where this runs it too.
+        activation: of gate and up: the module ``silu(gate) * up`` that follows, which this runs too. In compiled graphs
+            the down projection runs both, since the width of an MLP is its own.
+        gate_up: of a down projection: the layer before that activation.
+        features: of the result.
     """
 
     activation: nn.Module | None = None
+    gate_up: Any = None
+    features: int
+
+    def create_weights(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        *sizes: Any,
+        **options: Any,
+    ) -> None:
+        """Make the parameters of this process."""
+        super().create_weights(layer, input_size_per_partition, output_partition_sizes, *sizes, **options)
+        self._register(layer, sum(output_partition_sizes))
+
+    def _register(self, layer: Any, features: int) -> None:
+        self.features, layer.number = features, number_of(layer)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row of the result in memory."""
+        return self.features
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply: x ``(..., in)`` gives ``(..., out)`` of all siblings, one beside the other."""
+        if not torch.compiler.is_compiling():
+            return self.run(layer, x, bias, self.width)
+        if self.activation is not None:
+            return x
+        return planned_linear(x, layer.number, bias, self.features, self.width)
+
+    def run_joined(self, layer: Any, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
+        """Multiply in a compiled graph: a down projection runs gate, up and their activation first."""
+        if (gate_up := self.gate_up) is not None:
+            method = gate_up.quant_method
+            x = method.run(gate_up, x, gate_up.bias, method.width)
+        return self.run(layer, x, bias, width)
+
+    def run(self, layer: Any, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
+        """Multiply, in rows that are so many numbers apart."""
         if x.is_cuda and self.activation is not None and bias is None:
-            gated: Tensor = gated_linear(x, layer.weight)
-            return gated
+            return gated_linear(x, layer.weight)
         y: Tensor = linear(x, layer.weight, bias) if x.is_cuda else super().apply(layer, x, bias)
         return y if self.activation is None else self.activation(y)
+
+
+_widest: dict[int, int] = defaultdict(int)
+"""Numbers of a row in memory where first GEMMs write in place, by the features of the result: alike in all layers."""
 
 
 class PlannedLinearMethod(DenseLinearMethod):
@@ -111,7 +157,7 @@ class PlannedLinearMethod(DenseLinearMethod):
         """Make the parameters of this process, and tell the layer its new sizes."""
         self._by_input = isinstance(layer, RowParallelLinear)
         # Kernels of adapters add to an output in one piece.
-        self._strided = isinstance(layer, QKVParallelLinear) and get_current_vllm_config().lora_config is None
+        strided = isinstance(layer, QKVParallelLinear) and get_current_vllm_config().lora_config is None
         dense = _dense_parts(layer, output_partition_sizes)
         split = [dense] if len(self._modules) == 1 else [[part] for part in dense]
         siblings = [
@@ -132,6 +178,10 @@ class PlannedLinearMethod(DenseLinearMethod):
         self._add(layer, "weight", (rows, siblings[0].in_features), params_dtype, self._load_first)
         if seconds:
             self._add(layer, "second", (seconds,), params_dtype, self._load_second)
+        self._register(layer, sum(self._sizes))
+        self._strided = strided and seconds > 0 and len(siblings) > 1
+        if self._strided:
+            _widest[self.features] = max(_widest[self.features], width_in_place(self._ranks, self._sizes))
 
     def _sibling(self, layer: Any, module: Module | None, dense: list[_Part], in_features: int) -> _Sibling:
         rank, parts = None, dense
@@ -169,13 +219,15 @@ class PlannedLinearMethod(DenseLinearMethod):
         if not hasattr(layer, "second"):
             super().process_weights_after_loading(layer)
 
-    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiply: x ``(..., in)`` gives ``(..., out)`` of all siblings, one beside the other."""
+    @property
+    def width(self) -> int:
+        return _widest[self.features] if self._strided else self.features
+
+    def run(self, layer: Any, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
         if not hasattr(layer, "second"):
-            dense: Tensor = super().apply(layer, x, bias)
-            return dense
+            return super().run(layer, x, bias, width)
         tokens = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])  # transformers' code has a batch
-        y: Tensor = project(tokens, layer.weight, layer.second, bias, self._ranks, self._sizes, self._strided)
+        y: Tensor = project(tokens, layer.weight, layer.second, bias, self._ranks, self._sizes, width)
         y = y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
         return y if self.activation is None else self.activation(y)
 

@@ -86,8 +86,10 @@ class _Compressed:
 def _join_activations(model: Any) -> None:
     """Let gate and up run the activation that follows, so that one launch does both where there is one token."""
     for module in model.modules():
-        activation = getattr(module, "act_fn", None)
-        gate_up: Any = getattr(module, "gate_up_proj", None)
-        if type(activation) is SiluAndMul and isinstance(getattr(gate_up, "quant_method", None), DenseLinearMethod):
-            gate_up.quant_method.activation = activation
+        parts = dict(module.named_children())
+        if parts.keys() != {"gate_up_proj", "act_fn", "down_proj"} or type(parts["act_fn"]) is not SiluAndMul:
+            continue
+        first, second = (getattr(parts[name], "quant_method", None) for name in ("gate_up_proj", "down_proj"))
+        if isinstance(first, DenseLinearMethod) and isinstance(second, DenseLinearMethod):
+            first.activation, second.gate_up = parts["act_fn"], parts["gate_up_proj"]
             module.act_fn = nn.Identity()

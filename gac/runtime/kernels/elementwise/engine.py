@@ -18,22 +18,29 @@ from gac.runtime.kernels.elementwise.rows import (
 from gac.runtime.kernels.gpu import ceil_div, launch_options, launching_on
 from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
 
+Pair = tuple[Tensor, Tensor]
 
-def rotate_in_place(positions: Tensor, q: Tensor, k: Tensor, angles: Tensor, size: int, early: bool = False) -> None:
-    """Rotate queries and keys in halves (arXiv 2104.09864, equation 34), in place, and round once, as vLLM does.
+
+def apply_rotary(
+    positions: Tensor, q: Tensor, k: Tensor, angles: Tensor, size: int, early: bool = False, into: Pair | None = None
+) -> None:
+    """Rotate queries and keys in halves (arXiv 2104.09864, equation 34), and round once, as vLLM does.
 
     Args:
         positions: of the tokens, int64, shape ``(tokens,)``.
         q, k: shape ``(tokens, heads * size)``; rows may lie apart.
         angles: cosines, then sines, of each position, shape ``(positions, size)``.
         early: launch before the kernel before it has ended; on Hopper GPUs.
+        into: of the sizes of q and k; None: rotate these in place.
     """
+    into = into or (q, k)
+    strides = [x.stride(0) for x in (q, k, *into)]
     heads = [x.shape[1] // size for x in (q, k)]
     half = power_of_two(size // 2)
     block = max(1, min(NUMBERS // half // 2, power_of_two(heads[0])))
     with launching_on(q):
         rotate_paged_kernel[(len(positions), sum(ceil_div(count, block) for count in heads))](
-            positions, q, k, angles, *heads, size, q.stride(0), k.stride(0), angles.stride(0), HEADS=block, HALF=half,
+            positions, q, k, *into, angles, *heads, size, *strides, angles.stride(0), HEADS=block, HALF=half,
             EARLY=early, num_warps=max(1, block * half * 2 // OF_A_WARP), enable_fp_fusion=False,
             **launch_options(early),
         )  # fmt: skip
@@ -58,19 +65,22 @@ def write_to_pages(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Te
         )  # fmt: skip
 
 
-def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, early: bool = False) -> None:
-    """Add x to the residual stream, and write its RMSNorm (``rows.NORMS["llama"]``) to x: both in place.
+def add_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, early: bool = False, into: Pair | None = None
+) -> None:
+    """Add x to the residual stream, and take its RMSNorm (``rows.NORMS["llama"]``).
 
     Args:
         x, residual: shape ``(tokens, features)``, contiguous.
         weight: shape ``(features,)``.
         early: launch before the kernel before it has ended; on Hopper GPUs.
+        into: the norm and the sum, contiguous; None: in place of x and the residual stream.
     """
     tokens, size = x.shape
     wide = power_of_two(size)
     with launching_on(x):
         add_norm_kernel[(tokens,)](
-            x, residual, weight, size, eps,
+            x, residual, weight, *(into or (x, residual)), size, eps,
             BLOCK_SIZE=wide, EARLY=early, num_warps=warps_for(wide), **launch_options(early),
         )  # fmt: skip
 
@@ -90,7 +100,8 @@ def gate(x: Tensor, out: Tensor, early: bool = False) -> None:
 
 @jit(do_not_specialize=["q_heads", "k_heads"])
 def rotate_paged_kernel(
-    positions_ptr, q_ptr, k_ptr, angles_ptr, q_heads, k_heads, n_cols, q_token, k_token, angle_token,
+    positions_ptr, q_ptr, k_ptr, q_out_ptr, k_out_ptr, angles_ptr, q_heads, k_heads, n_cols,
+    q_token, k_token, q_out_token, k_out_token, angle_token,
     HEADS: tl.constexpr, HALF: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A program takes HEADS heads of a token: those of the queries first, then those of the keys."""
@@ -103,10 +114,10 @@ def rotate_paged_kernel(
     if EARLY:
         gdc_wait()
     if part < parts:
-        x, heads, first = q_ptr + token * q_token, q_heads, part * HEADS
+        x, out, heads, first = q_ptr + token * q_token, q_out_ptr + token * q_out_token, q_heads, part * HEADS
     else:
-        x, heads, first = k_ptr + token * k_token, k_heads, (part - parts) * HEADS
-    rotate(x, x, cos, sin, heads, first, n_cols, n_cols, n_cols, 0, HEADS, HALF, False)
+        x, out, heads, first = k_ptr + token * k_token, k_out_ptr + token * k_out_token, k_heads, (part - parts) * HEADS
+    rotate(x, out, cos, sin, heads, first, n_cols, n_cols, n_cols, 0, HEADS, HALF, False)
 
 
 @jit
@@ -135,7 +146,7 @@ def write_paged_kernel(
 
 @jit
 def add_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, n_cols, eps, BLOCK_SIZE: tl.constexpr, EARLY: tl.constexpr
+    x_ptr, residual_ptr, weight_ptr, norm_ptr, sum_ptr, n_cols, eps, BLOCK_SIZE: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """A program takes a token."""
     offsets = tl.arange(0, BLOCK_SIZE)
@@ -149,5 +160,5 @@ def add_norm_kernel(
     narrow = x_ptr.dtype.element_ty
     value = tl.load(x_ptr + place, mask=there, other=0.0).to(tl.float32)
     value = (value + tl.load(residual_ptr + place, mask=there, other=0.0).to(tl.float32)).to(narrow)
-    tl.store(residual_ptr + place, value, mask=there)
-    tl.store(x_ptr + place, normed_values(value.to(tl.float32), gain, n_cols, eps, False, narrow), mask=there)
+    tl.store(sum_ptr + place, value, mask=there)
+    tl.store(norm_ptr + place, normed_values(value.to(tl.float32), gain, n_cols, eps, False, narrow), mask=there)
