@@ -4,7 +4,7 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -13,15 +13,20 @@ from typing import Any
 import pytest
 import torch
 
+from gac.forms import form_named
 from gac.models.families import family_of
 from gac.plan.plan import Plan
+from gac.schemes import scheme_named
 from tests.compression.compressed import compressed
+from tests.compression.stored import stored
 from tests.models.small import small_config, small_model
 
 PYTHON = os.environ.get("GAC_VLLM", "")
 needs_vllm = pytest.mark.skipif(not PYTHON, reason="needs an environment with vLLM: make test-vllm")
 WORKER = Path(__file__).with_name("vllm_worker.py")
 LAYERS, TOKENS = 6, 16
+SCHEMES = ("w4a16:32", "w8a16", "w3a16:32", "w2a16:32", "w8a8", "fp8")
+"""By layer."""
 SOME = ("q_proj", "gate_proj", "gate_up_proj", "qkv_proj", "fc1", "c_fc", "c_attn", "query_key_value", "dense_h_to_4h")
 EXACT = 1e-3
 """Difference of log probabilities in float32, of sums in another order."""
@@ -130,6 +135,23 @@ def small(model_type: str, **changed: Any) -> Any:
 def save(model: Any, make_plan: Callable[..., Plan], folder: Path, **options: Any) -> Request:
     """Compress and save a model, in float32; ``options`` are vLLM's."""
     model = compressed(model, make_plan, changes(model.config)).float()
+    model.save_pretrained(folder)
+    return Request(folder, options, generate(model))
+
+
+def in_schemes(
+    model_type: str, make_plan: Callable[..., Plan], folder: Path, schemes: Sequence[str] = SCHEMES, **options: Any
+) -> Request:
+    """Save a model with the forms of ``changes``, each layer in a scheme; one has siblings of several."""
+    model = small(model_type)
+    forms, chosen = changes(model.config), {}
+    for site in family_of(model.config).sites(model.config):
+        for position, weight in enumerate(site.weights):
+            form, dim = forms.get(weight.name, ("dense", form_named("dense").full(weight)))
+            scheme = schemes[site.layer] if form != "skip" and (site.layer != 3 or position % 2) else "bf16"
+            gemms = form_named(form).latency.gemms(weight, dim, 1)
+            chosen[weight.name] = (form, dim, scheme if all(map(scheme_named(scheme).supports, gemms)) else "bf16")
+    model = stored(model, make_plan, chosen).float()
     model.save_pretrained(folder)
     return Request(folder, options, generate(model))
 

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from gac.runtime.modules import LowRankLinear
 from tests.changed import edited
 from tests.checkpoint.test_deci import KINDS, varied
 from tests.compression.compressed import MakePlan, compressed
-from tests.compression.stored import stored_model
 from tests.models.small import small_config, small_model, weights_of
 from tests.serving import engine
 from tests.serving.engine import PYTHON, Request, assert_served, changes, generate, needs_vllm, save, serve, small
@@ -50,6 +48,23 @@ def test_its_tokens_are_those_of_generate(model_types: tuple[str, ...], make_pla
     for request in rounded.values():
         gaps = request.gaps()
         assert sum(gap < TIE for gap in gaps) >= ENOUGH, (request.directory, gaps)
+
+
+def test_weights_in_schemes_give_the_tokens_of_generate(make_plan: MakePlan, tmp_path: Path) -> None:
+    names = ("llama", "qwen2", "phi3")
+    requests = [engine.in_schemes(name, make_plan, tmp_path / name) for name in names]
+    requests.append(engine.in_schemes("llama", make_plan, tmp_path / "compiled", enforce_eager=False))
+    divided = ("w4a16:8", "w8a16", "w8a16:8", "w4a16:8", "w8a16", "w4a16:8")
+    for name in ("llama", "phi3"):
+        folder = tmp_path / f"{name}-divided"
+        requests.append(engine.in_schemes(name, make_plan, folder, divided, tensor_parallel_size=2))
+    assert_served(requests, tmp_path)
+
+
+def test_groups_that_processes_do_not_divide_are_named(make_plan: MakePlan, tmp_path: Path) -> None:
+    request = engine.in_schemes("llama", make_plan, tmp_path, ["w4a16:128"] * engine.LAYERS, tensor_parallel_size=2)
+    serve([request], tmp_path)
+    assert "expected whole groups and words on each of 2 processes. Make the plan" in request.log
 
 
 def test_layers_have_fewer_heads(make_plan: MakePlan, tmp_path: Path) -> None:
@@ -90,11 +105,9 @@ def with_value(*keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 FP8 = {"quantization": "fp8", "dtype": "bfloat16"}
-STORED = partial(stored_model, "llama")
 NEWER, UNKNOWN = with_value("schema_version", value=99), with_value("modules", Q_PROJ, "module", value="Butterfly")
 REFUSED: dict[str, tuple[Callable[..., Any], Callable[[dict[str, Any]], Any], dict[str, Any], str]] = {
     "values": (engine.shorter_values, unedited, {}, "1.self_attn.v_proj has form head_dim, which vLLM does not run"),
-    "stored": (STORED, unedited, {}, " has scheme "),
     "newer": (pairs, NEWER, {}, "schema_version is 99; expected 3. Open it with the version"),
     "unknown": (pairs, UNKNOWN, {}, "q_proj is 'Butterfly', which this version of GAC does not know"),
     "dense": (pairs, lambda config: config.pop("gac"), {}, "config.json has no key gac; expected a model that GAC"),

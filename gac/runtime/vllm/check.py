@@ -31,8 +31,9 @@ def refusal(config: Any) -> tuple[str, str, str] | None:
             problem = f"config.json, key gac: {name} is {kind!r}, which this version of GAC does not know"
             remedy = "Install the version of GAC that wrote it: pip install --upgrade gpu-aligned-compression."
             return problem, f"one of {', '.join(KINDS)}", remedy
-        if module.storage is not None or kind not in _RUN:
-            unserved = f"form {module.form}" if module.storage is None else f"scheme {module.scheme}"
+        is_head = module is header.head
+        if is_head or kind not in _RUN:
+            unserved = f"scheme {module.scheme}" if is_head else f"form {module.form}"
             remedy = "Plan with gac allocate --engine vllm, or run this checkpoint in transformers."
             return f"{name} has {unserved}, which vLLM does not run", "a plan made for vLLM", remedy
     return None

@@ -49,7 +49,10 @@ class Checks(VerifyAndUpdateConfig):  # type: ignore[misc]
 
         if problem := refusal(vllm_config.model_config.hf_config):
             raise RuntimeError("{}; expected {}. {}".format(*problem))
-        if (name := vllm_config.model_config.quantization) is not None:
+        model_config = vllm_config.model_config
+        if model_config.quantization == "compressed-tensors":  # for readers without GAC; the plugin has the key gac
+            model_config.quantization = None
+        if (name := model_config.quantization) is not None:
             raise RuntimeError(f"quantization {name} of a compressed model; expected none. Leave --quantization out.")
         if (stages := vllm_config.parallel_config.pipeline_parallel_size) > 1:
             raise RuntimeError(f"pipeline_parallel_size is {stages}; expected 1. Use --tensor-parallel-size.")

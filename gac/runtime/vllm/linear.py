@@ -9,8 +9,9 @@ one whole: the layer sums its outputs over the processes, as it does those of de
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -126,6 +127,11 @@ class DenseLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         return y if self.activation is None else self.activation(y)
 
 
+def shard_index(shard: str | int | None) -> int:
+    """Return the position of a sibling by the name that vLLM loads it with."""
+    return _SHARDS[shard] if shard is None or isinstance(shard, str) else shard
+
+
 _widest: dict[int, int] = defaultdict(int)
 """Numbers of a row in memory where first GEMMs write in place, by the features of the result: alike in all layers."""
 
@@ -170,18 +176,20 @@ class PlannedLinearMethod(DenseLinearMethod):
         layer.input_size = siblings[0].in_features * (layer.tp_size if self._by_input else 1)
         layer.output_partition_sizes = [part.size for sibling in siblings for part in sibling.parts]
         layer.output_size_per_partition = sum(layer.output_partition_sizes)
-        layer.output_size = layer.output_size_per_partition * _processes(layer)
+        layer.output_size = layer.output_size_per_partition * processes_of(layer)
         if hasattr(layer, "output_sizes"):
             layer.output_sizes = [size * layer.tp_size for size in layer.output_partition_sizes]
-        rows = sum(sibling.rows for sibling in siblings)
-        seconds = sum(sibling.out_features * sibling.rank for sibling in siblings if sibling.rank)
-        self._add(layer, "weight", (rows, siblings[0].in_features), params_dtype, self._load_first)
-        if seconds:
-            self._add(layer, "second", (seconds,), params_dtype, self._load_second)
         self._register(layer, sum(self._sizes))
-        self._strided = strided and seconds > 0 and len(siblings) > 1
+        self._strided = strided and any(self._ranks) and len(siblings) > 1
+        self._add_parameters(layer, params_dtype)
+
+    def _add_parameters(self, layer: Any, dtype: torch.dtype) -> None:
         if self._strided:
             _widest[self.features] = max(_widest[self.features], width_in_place(self._ranks, self._sizes))
+        rows = sum(sibling.rows for sibling in self._siblings)
+        self._add(layer, "weight", (rows, self._siblings[0].in_features), dtype, self._load_first)
+        if seconds := sum(map(prod, zip(self._ranks, self._sizes, strict=True))):
+            self._add(layer, "second", (seconds,), dtype, self._load_second)
 
     def _sibling(self, layer: Any, module: Module | None, dense: list[_Part], in_features: int) -> _Sibling:
         rank, parts = None, dense
@@ -195,7 +203,7 @@ class PlannedLinearMethod(DenseLinearMethod):
         parameter = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
         def weight_loader(parameter: nn.Parameter, loaded: Tensor, shard: Any = None) -> None:
-            load(layer, parameter, loaded, _SHARDS.get(shard, shard))
+            load(layer, parameter, loaded, shard_index(shard))
 
         parameter.weight_loader = weight_loader  # type: ignore[attr-defined]
         layer.register_parameter(name, parameter)
@@ -207,11 +215,11 @@ class PlannedLinearMethod(DenseLinearMethod):
         if self._by_input:
             loaded = loaded.narrow(1, layer.tp_rank * sibling.in_features, sibling.in_features)
         elif sibling.rank is None:
-            loaded = _rows(layer, loaded, sibling.parts)
+            loaded = _rows(layer, loaded, sibling)
         parameter.data[start : start + sibling.rows].copy_(loaded)
 
     def _load_second(self, layer: Any, parameter: nn.Parameter, loaded: Tensor, index: int) -> None:
-        rows = _rows(layer, loaded, self._siblings[index].parts)
+        rows = _rows(layer, loaded, self._siblings[index])
         start = sum(before.out_features * (before.rank or 0) for before in self._siblings[:index])
         parameter.data[start : start + rows.numel()].copy_(rows.reshape(-1))
 
@@ -232,14 +240,14 @@ class PlannedLinearMethod(DenseLinearMethod):
         return y if self.activation is None else self.activation(y)
 
 
-def _processes(layer: Any) -> int:
+def processes_of(layer: Any) -> int:
     """Return the number of processes among which the outputs of a layer are divided."""
     return layer.tp_size if isinstance(layer, ColumnParallelLinear) else 1
 
 
 def _dense_parts(layer: Any, sizes: list[int]) -> list[_Part]:
     """Return the outputs of the dense layer. Processes that are more than the KV heads share these."""
-    features = [size * _processes(layer) for size in sizes]
+    features = [size * processes_of(layer) for size in sizes]
     if isinstance(layer, QKVParallelLinear):
         features[1:] = [layer.total_num_kv_heads * layer.head_size, layer.total_num_kv_heads * layer.v_head_size]
     return [_Part(*part) for part in zip(features, sizes, strict=True)]
@@ -254,18 +262,22 @@ def _planned_parts(layer: Any, features: int, dense: list[_Part]) -> list[_Part]
         problem = f"{layer.prefix} has {features} features in place of {expected}"
         raise ValueError(f"{problem}; expected all heads of the dense model, which this engine runs.")
     each = features // len(dense)
-    return [_Part(each, _divided(layer, each, _processes(layer)))] * len(dense)
+    return [_Part(each, _divided(layer, each, processes_of(layer)))] * len(dense)
 
 
-def _rows(layer: Any, loaded: Tensor, parts: Sequence[_Part]) -> Tensor:
+def _rows(layer: Any, loaded: Tensor, sibling: _Sibling) -> Tensor:
     """Return the rows of a weight that this process has."""
-    rows, start = [], 0
-    for part in parts:
-        sharing = part.size * _processes(layer) // part.features
-        index = layer.tp_rank // sharing if _processes(layer) > 1 else 0
-        rows.append(loaded.narrow(0, start + index * part.size, part.size))
+    return torch.cat([loaded[rows] for rows in part_rows(layer, sibling)])
+
+
+def part_rows(layer: Any, sibling: _Sibling) -> Iterator[slice]:
+    """Return the rows of each part of a weight that this process has."""
+    start = 0
+    for part in sibling.parts:
+        sharing = part.size * processes_of(layer) // part.features
+        index = layer.tp_rank // sharing if processes_of(layer) > 1 else 0
+        yield slice(start + index * part.size, start + (index + 1) * part.size)
         start += part.features
-    return torch.cat(rows)
 
 
 def _divided(layer: Any, size: int, processes: int) -> int:

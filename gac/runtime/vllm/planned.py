@@ -10,6 +10,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 
 from gac.runtime.header import Module
 from gac.runtime.vllm.linear import DenseLinearMethod, PlannedLinearMethod
+from gac.runtime.vllm.stored import StoredLinearMethod
 
 _ABSENT = ("Absent", "Constant")
 
@@ -50,8 +51,11 @@ class PlannedConfig(QuantizationConfig):  # type: ignore[misc]
         self.used |= self.modules.keys() & set(names)
         if not any(modules):
             return DenseLinearMethod()
-        absent = [module is not None and module.module in _ABSENT for module in modules]
-        return AbsentLinearMethod() if all(absent) else PlannedLinearMethod(modules)
+        if all(module is not None and module.module in _ABSENT for module in modules):
+            return AbsentLinearMethod()
+        if any(module is not None and module.storage is not None for module in modules):
+            return StoredLinearMethod(prefix, modules)
+        return PlannedLinearMethod(modules)
 
     def get_name(self) -> Any:
         return "gac"

@@ -1,0 +1,210 @@
+"""Linear layers of vLLM whose weights, or whose factors, lie in storages: packed integers, and numbers of 8 bits.
+
+Siblings in one storage take one GEMM, as those of 16 bits do. Others run apart.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gac.runtime.header import Module, storage_of
+from gac.runtime.storage.base import Storage, Tensors
+from gac.runtime.vllm.linear import PlannedLinearMethod, part_rows, processes_of, shard_index
+from gac.runtime.vllm.project import linear
+
+_FIRST, _SECOND = "weight", "second"
+"""Begin the names of parameters: of what reads the input, and of second factors."""
+
+
+@dataclass(frozen=True)
+class _Plain(Storage):
+    """One matrix in a 16- or 32-bit dtype."""
+
+    dtype: torch.dtype
+
+    def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {_FIRST: ((rows, columns), self.dtype)}
+
+    def values(self, tensors: Tensors, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        return tensors[_FIRST].to(dtype)
+
+    def can_slice_columns(self, columns: slice, total: int) -> bool:
+        return True
+
+    def slice_columns(self, tensors: Tensors, columns: slice, total: int) -> dict[str, Tensor]:
+        return {_FIRST: tensors[_FIRST][:, columns]}
+
+    def unsupported_reason(self, device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> str | None:
+        return None
+
+    def multiply(self, x: Tensor, tensors: Tensors, rows: int, columns: int, bias: Tensor | None) -> Tensor:
+        return linear(x, tensors[_FIRST], bias)
+
+
+class _Gemm:
+    """Matrices of one storage, one above the other, that are multiplied at once; the layer has their tensors.
+
+    Attributes:
+        parts: rows of each.
+
+    Args:
+        name: of the buffers, before those of the storage.
+        rows: of each matrix. Each begins where every tensor of the storage begins anew.
+    """
+
+    def __init__(self, layer: nn.Module, name: str, storage: Storage, rows: Sequence[int], columns: int) -> None:
+        self.storage, self._name, self._columns = storage, name, columns
+        step = storage.step
+        starts = accumulate((-(-count // step) * step for count in rows), initial=0)
+        self.parts = [slice(start, start + count) for start, count in zip(starts, rows, strict=False)]
+        self.rows = self.parts[-1].stop
+        layout = storage.tensors(self.rows, columns).items()
+        self._names = [tensor for tensor, _ in layout if tensor not in storage.metadata]
+        for tensor, (shape, dtype) in layout:
+            if tensor in self._names:
+                layer.register_buffer(f"{name}_{tensor}", _any_numbers(shape, dtype))
+
+    def tensors(self, layer: nn.Module) -> dict[str, Tensor]:
+        return {name: layer.get_buffer(f"{self._name}_{name}") for name in self._names}
+
+    def fill(self, layer: nn.Module, index: int, tensors: Tensors) -> None:
+        for name, part in self.storage.slice_rows(self.tensors(layer), self.parts[index]).items():
+            part.copy_(tensors[name])
+
+    def multiply(self, layer: Any, x: Tensor) -> Tensor:
+        tensors = {name: layer._buffers[f"{self._name}_{name}"] for name in self._names}
+        return self.storage.multiply(x, tensors, self.rows, self._columns, None)
+
+    def check(self, layer: Any, dtype: torch.dtype) -> None:
+        """Refuse a matrix that no kernel of this GPU multiplies."""
+        device = next(iter(self.tensors(layer).values())).device
+        reason = self.storage.unsupported_reason(device, dtype, self.rows, self._columns)
+        if reason is not None and device.type == "cuda":
+            problem = f"{layer.prefix}, {self.rows} x {self._columns} in {self.storage}, has no kernel here: {reason}"
+            raise RuntimeError(f"{problem}; expected one. Plan in another scheme, or serve the dense model.")
+
+
+def _any_numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor for numbers that are read later; without a checkpoint, what has them stays sound."""
+    if dtype in (torch.int32, torch.int8):
+        limits = torch.iinfo(dtype)
+        return torch.randint(limits.min, limits.max, shape, dtype=dtype)
+    return torch.zeros(shape, dtype=dtype)
+
+
+class StoredLinearMethod(PlannedLinearMethod):
+    """Multiplies by the weights of a layer, of which some, or some factors, lie in a storage.
+
+    The parameters have the names of a checkpoint's tensors, and hold nothing: loading fills the buffers of GEMMs.
+
+    Args:
+        name: of the layer, for errors.
+        modules: of the siblings; None: dense as they were.
+    """
+
+    def __init__(self, name: str, modules: Sequence[Module | None]) -> None:
+        super().__init__(modules)
+        self._stored = [None if module is None else storage_of(name, module) for module in modules]
+        self._read: dict[tuple[int, str], dict[str, Tensor]] = {}
+
+    def _add_parameters(self, layer: Any, dtype: torch.dtype) -> None:
+        self._dtype, self._strided = dtype, False
+        self._storages = [stored or _Plain(dtype) for stored in self._stored]
+        alike: dict[Storage, list[int]] = {}
+        for index, storage in enumerate(self._storages):
+            alike.setdefault(storage, []).append(index)
+        columns = self._siblings[0].in_features
+        self._firsts: list[_Gemm] = []
+        self._places: dict[int, tuple[int, int]] = {}
+        for number, (storage, members) in enumerate(alike.items()):
+            rows = [self._siblings[index].rows for index in members]
+            self._firsts.append(_Gemm(layer, f"gemm{number}", storage, rows, columns))
+            self._places |= {index: (number, place) for place, index in enumerate(members)}
+        self._seconds = {
+            index: _Gemm(layer, f"second{index}", self._storages[index], [sibling.out_features], sibling.rank)
+            for index, sibling in enumerate(self._siblings)
+            if sibling.rank
+        }
+        for index, storage in enumerate(self._storages):
+            for name in storage.tensors(1, 1):
+                self._add_name(layer, _FIRST, name)
+                if index in self._seconds:
+                    self._add_name(layer, _SECOND, name)
+
+    def _add_name(self, layer: Any, begins: str, tensor: str) -> None:
+        name = begins + tensor.removeprefix(_FIRST)
+        if name in layer._parameters:
+            return
+
+        def weight_loader(parameter: nn.Parameter, loaded: Tensor, shard: Any = None) -> None:
+            self._load(layer, shard_index(shard), begins, tensor, loaded)
+
+        parameter = nn.Parameter(torch.empty(0), requires_grad=False)
+        parameter.weight_loader = weight_loader  # type: ignore[attr-defined]
+        layer.register_parameter(name, parameter)
+
+    def _load(self, layer: Any, index: int, begins: str, tensor: str, loaded: Tensor) -> None:
+        """Keep a tensor until all those of a matrix are there."""
+        storage, read = self._storages[index], self._read.setdefault((index, begins), {})
+        read[tensor] = loaded
+        if read.keys() < storage.tensors(1, 1).keys():
+            return
+        del self._read[index, begins]
+        sibling = self._siblings[index]
+        tensors = {name: value for name, value in read.items() if name not in storage.metadata}
+        writes_outputs = begins == _SECOND or sibling.rank is None
+        if self._by_input and begins == _FIRST and layer.tp_size > 1:
+            tensors = _columns(layer, storage, tensors, sibling.in_features)
+        elif writes_outputs and processes_of(layer) > 1:
+            parts = [storage.slice_rows(tensors, _aligned(layer, storage, rows)) for rows in part_rows(layer, sibling)]
+            tensors = {name: torch.cat([part[name] for part in parts]) for name in tensors}
+        if begins == _SECOND:
+            self._seconds[index].fill(layer, 0, tensors)
+        else:
+            number, place = self._places[index]
+            self._firsts[number].fill(layer, place, tensors)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        for gemm in (*self._firsts, *self._seconds.values()):
+            gemm.check(layer, self._dtype)
+
+    def run(self, layer: Any, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
+        tokens = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        products = [gemm.multiply(layer, tokens) for gemm in self._firsts]
+        parts = [products[number][:, self._firsts[number].parts[place]] for number, place in self._in_order()]
+        for index, second in self._seconds.items():
+            parts[index] = second.multiply(layer, parts[index])
+        y = products[0] if self._is_joined() else torch.cat(parts, 1)
+        y = y if bias is None else y + bias
+        y = y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
+        return y if self.activation is None else self.activation(y)
+
+    def _in_order(self) -> list[tuple[int, int]]:
+        return [self._places[index] for index in range(len(self._siblings))]
+
+    def _is_joined(self) -> bool:
+        """Return True if the first GEMM writes the result."""
+        return len(self._firsts) == 1 and not self._seconds and self._firsts[0].rows == self.features
+
+
+def _columns(layer: Any, storage: Storage, tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Return the columns of a weight that this process has."""
+    columns, total = slice(layer.tp_rank * count, (layer.tp_rank + 1) * count), layer.tp_size * count
+    if not storage.can_slice_columns(columns, total):
+        raise _undivided(layer, f"{total} columns in {storage}")
+    return storage.slice_columns(tensors, columns, total)
+
+
+def _aligned(layer: Any, storage: Storage, rows: slice) -> slice:
+    if rows.start % storage.step:
+        raise _undivided(layer, f"rows in {storage}")
+    return rows
+
+
+def _undivided(layer: Any, what: str) -> ValueError:
+    problem = f"{layer.prefix} has {what}; expected whole groups and words on each of {layer.tp_size} processes"
+    return ValueError(f"{problem}. Make the plan with tensor_parallel={layer.tp_size}, or serve it on one GPU.")
