@@ -119,7 +119,7 @@ class Timing:
         sound: NDArray[np.bool_] = np.ones(len(sizes), np.bool_)
         for rows in [workload.rows for workload in self.workloads] or [1]:
             operation = _after(form, weight, 1, rows) if after else form.latency.operation(weight, 1, rows)
-            operation = self.engine.operation(scheme.operation(operation))
+            operation = self._run(operation, scheme)
             operator, fixed = operation.operator, [other_axes(operation, axis)]
             dtype = scheme.dtype if self.profile.measured_in(operator, scheme.dtype) else DTYPE
             sound &= sound_dims(self.profile, operator, fixed, axis, sizes, dtype)
@@ -131,6 +131,10 @@ class Timing:
                 sound &= sound_dims(self.profile, attention.operator, fixed, cached, dims)
         nothing: NDArray[np.bool_] = sizes == 0
         return sound | nothing
+
+    def _run(self, operation: Operation, scheme: Scheme) -> Operation:
+        """Return an operation as the engine runs it in a scheme."""
+        return self.engine.operation(scheme.operation(operation), scheme.dtype)
 
     def _for_all(self, sizes: Ints) -> Ints:
         return np.repeat(sizes[:, None], len(self.workloads), axis=1)
@@ -158,7 +162,7 @@ class Timing:
         if self.profile is None or len(sizes) == 0:
             return latency, source
         for column, workload in enumerate(self.workloads):
-            operation = self.engine.operation(scheme.operation(operation_of(workload.rows)))
+            operation = self._run(operation_of(workload.rows), scheme)
             if axis is not None:
                 runs = sizes[:, column] > 0
                 latency[~runs, column] = 0
@@ -170,7 +174,7 @@ class Timing:
             elif _OUT in operation.axes:
                 size = np.array([operation.axes[_OUT]])
                 latency[:, column], source[:, column] = look_up(self.profile, operation, _OUT, size, scheme.dtype)
-            if from_norm:
+            if from_norm and not self.engine.plugin:
                 latency[:, column] = self._without_quantising(latency[:, column], operation, scheme)
             if (step := self.steps.get(str(workload))) is not None:
                 scaled = (latency[:, column] * step.scale.numerator) // step.scale.denominator

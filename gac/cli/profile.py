@@ -182,7 +182,7 @@ def _model_points(
         of_model = model_points(config, parsed, dtype, forms, schemes, tensor_parallel)
         fused = fused_points(config, parsed, dtype, forms, schemes, tensor_parallel)
         for point in (*of_model, *fused):
-            yield replace(point, operation=ENGINES[engine].operation(point.operation))
+            yield replace(point, operation=ENGINES[engine].operation(point.operation, point.dtype))
         if tokens:
             yield from token_points(config, parsed, SHARES, STEP, dtype)
 

@@ -13,7 +13,7 @@ from gac.forms import form_named
 from gac.models.attentions import heads_of
 from gac.models.sites import Weight
 from gac.runtime.contract import FEW_ROWS
-from gac.schemes import DEFAULT_SCHEME
+from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 STEPS = ("engine_step", "served_step", "paired_step")
 """Operators of whole steps of a dense model in an engine: by its own class, by GAC's plugin, and there with every
@@ -28,9 +28,9 @@ class Engine:
     """An engine for which plans are made.
 
     Attributes:
-        plugin: plans are served by GAC's plugin, which runs forms that are ``served``, in 16 bits.
+        plugin: plans are served by GAC's plugin, which runs forms that are ``served``, and schemes with a storage.
         shares: weights that read the same input always share a GEMM.
-        few_rows: up to so many rows its linear layers run in the kernels of ``gac.runtime.kernels.few_rows``.
+        few_rows: up to so many rows its linear layers of 16 bits run in ``gac.runtime.kernels.few_rows``.
     """
 
     name: str
@@ -38,9 +38,10 @@ class Engine:
     shares: bool = False
     few_rows: int = 0
 
-    def operation(self, operation: Operation) -> Operation:
-        """Return the operation as the engine runs it: a GEMM of few rows by the name of its own kernels."""
-        served = operation.operator in ("linear", "low_rank") and operation.axes["m"] <= self.few_rows
+    def operation(self, operation: Operation, dtype: str) -> Operation:
+        """Return the operation as the engine runs it: a GEMM of 16 bits and few rows by the name of its own kernels."""
+        is_wide = dtype in ("bf16", "fp16") and operation.operator in ("linear", "low_rank")
+        served = is_wide and operation.axes["m"] <= self.few_rows
         return replace(operation, operator=f"served_{operation.operator}") if served else operation
 
     def unserved(self, forms: Sequence[str], schemes: Sequence[str]) -> str | None:
@@ -48,7 +49,8 @@ class Engine:
         if not self.plugin:
             return None
         slow = [f"form {name}" for name in forms if not form_named(name).served]
-        return next(iter([*slow, *(f"scheme {name}" for name in schemes if name != DEFAULT_SCHEME)]), None)
+        without = [name for name in schemes if name != DEFAULT_SCHEME and scheme_named(name).storage is None]
+        return next(iter([*slow, *(f"scheme {name}" for name in without)]), None)
 
 
 TRANSFORMERS = Engine("transformers")

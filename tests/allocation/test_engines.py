@@ -69,7 +69,7 @@ def table_of(scale: float, paired_ns: float | None = None) -> Profile:
     """
     workload = Workload.parse(DECODE)
     points = (*model_points(SMOLLM2, [workload]), *fused_points(SMOLLM2, [workload]))
-    served = dict.fromkeys(replace(point, operation=VLLM.operation(point.operation)) for point in points)
+    served = dict.fromkeys(replace(point, operation=VLLM.operation(point.operation, point.dtype)) for point in points)
     halved = 30 * 576 * (1536 + 768) / 100  # ns that GEMMs of half the MLPs save
     steps_ns = (1_200_000.0, 1_000_000.0, 1_000_000.0 - scale * halved, paired_ns)
     steps = zip(steps_of(SMOLLM2, workload), steps_ns, strict=True)
@@ -83,9 +83,10 @@ def table() -> Profile:
 
 
 def test_few_rows_run_in_the_engine_s_kernels() -> None:
-    assert VLLM.operation(linear(64, 8, 8)).operator == "served_linear"
-    assert VLLM.operation(linear(65, 8, 8)) == linear(65, 8, 8)
-    assert ENGINES["transformers"].operation(linear(1, 8, 8)) == linear(1, 8, 8)
+    assert VLLM.operation(linear(64, 8, 8), "bf16").operator == "served_linear"
+    assert VLLM.operation(linear(65, 8, 8), "bf16") == linear(65, 8, 8)
+    assert VLLM.operation(linear(1, 8, 8), "w4a16") == linear(1, 8, 8)
+    assert ENGINES["transformers"].operation(linear(1, 8, 8), "bf16") == linear(1, 8, 8)
 
 
 @pytest.mark.parametrize("fuse", [None, True])
@@ -99,7 +100,7 @@ def test_a_table_with_steps_of_the_model_is_planned_with_for_vllm(fuse: bool | N
 
 @pytest.mark.parametrize(
     "options",
-    [{"engine": "transformers"}, {"schemes": "w4a16"}, {"fuse": False}, {"rule": "uniform"}],
+    [{"engine": "transformers"}, {"fuse": False}, {"rule": "uniform"}],
 )
 def test_other_plans_are_for_transformers(options: dict[str, Any], table: Profile) -> None:
     resolved = resolve(Recipe.of(0.8, workloads=DECODE, latency="any", **options), SMOLLM2, table, USED)
@@ -110,15 +111,24 @@ def test_other_plans_are_for_transformers(options: dict[str, Any], table: Profil
 @pytest.mark.parametrize(
     ("options", "error", "named"),
     [
-        ({"schemes": ("bf16", "w4a16")}, PlanError, "scheme w4a16 for engine vllm"),
         ({"forms": ("low_rank", "latent:2")}, PlanError, "form latent:2 for engine vllm"),
         ({"fuse": False}, GacError, "fuse=False for engine vllm"),
-        ({"forms": "heads"}, PlanError, "expected the forms low_rank, narrow, narrow_pair, skip and the scheme bf16"),
+        (
+            {"forms": "heads"},
+            PlanError,
+            "expected the forms low_rank, narrow, narrow_pair, skip, which it runs at full speed",
+        ),
     ],
 )
 def test_what_no_engine_runs_is_refused(options: Any, error: Any, named: str, table: Profile) -> None:
     with pytest.raises(error, match=named):
         resolve(Recipe.of(0.8, workloads=DECODE, engine="vllm", **options), SMOLLM2, table, USED)
+
+
+def test_a_scheme_is_served_where_a_storage_holds_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert VLLM.unserved((), ("bf16", "w4a16", "fp8")) is None
+    monkeypatch.setattr(type(scheme_named("w4a16")), "storage", None)
+    assert VLLM.unserved((), ("bf16", "w4a16")) == "scheme w4a16"
 
 
 def test_the_command_for_unknown_latencies_measures_the_engine() -> None:

@@ -194,7 +194,9 @@ def of_model(*options: Any, **named: Any) -> tuple[Point, ...]:
 def test_an_engine_s_kernels_are_measured(profiler: Profiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gac.evaluation.engines.steps.profile_steps", lambda *_: None)
     assert run("profile", "--model", "smollm2", "--engine", "vllm").exit_code == 0
-    assert profiler.points == {replace(point, operation=VLLM.operation(point.operation)) for point in of_model()}
+    assert profiler.points == {
+        replace(point, operation=VLLM.operation(point.operation, point.dtype)) for point in of_model()
+    }
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from gac.core.words import duration, nats, number_of
 from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.plan.costs import COSTS, Cost, ns_of
+from gac.plan.engines import ENGINES, TRANSFORMERS
 from gac.plan.layers import choices
 from gac.plan.plan import Candidate, Plan, SiteChoice, WeightChoice, counted
 from gac.plan.summary import rule_of
@@ -140,7 +141,7 @@ def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shar
         why = "the profile is not at hand" if profile is None else split
         return (f"What the next dim takes is not told: {why}.",)
     workloads = tuple(Workload.parse(timed.workload) for timed in plan.workloads)
-    timing = Timing(profile, workloads)
+    timing = Timing(profile, workloads, engine=ENGINES[plan.recipe.deployment.engine or TRANSFORMERS.name])
     after = np.arange(dim + 1, min(form.full(weight.weight), dim + _REACH) + 1)
     after = after[timing.sound(form, weight.weight, after, fused=False, scheme=scheme)]
     sound = runnable_dims(form, scheme, weight.weight, after).tolist()
