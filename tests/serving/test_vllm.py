@@ -18,6 +18,7 @@ from gac.runtime.modules import LowRankLinear
 from tests.changed import edited
 from tests.checkpoint.test_deci import KINDS, varied
 from tests.compression.compressed import MakePlan, compressed
+from tests.compression.ends import with_rounded_ends
 from tests.models.small import small_config, small_model, weights_of
 from tests.serving import engine
 from tests.serving.engine import PYTHON, Request, assert_served, changes, generate, needs_vllm, save, serve, small
@@ -59,6 +60,22 @@ def test_weights_in_schemes_give_the_tokens_of_generate(make_plan: MakePlan, tmp
         folder = tmp_path / f"{name}-divided"
         requests.append(engine.in_schemes(name, make_plan, folder, divided, tensor_parallel_size=2))
     assert_served(requests, tmp_path)
+
+
+def test_embeddings_and_heads_in_a_storage_give_the_tokens_of_generate(make_plan: MakePlan, tmp_path: Path) -> None:
+    requests = []
+    for name, folder, options in (
+        ("llama", "apart", {}),
+        ("llama", "divided", {"tensor_parallel_size": 2}),
+        ("gemma3_text", "tied", {}),
+        ("gemma3_text", "compiled", {"enforce_eager": False}),
+    ):
+        model = with_rounded_ends(small(name), make_plan).float()
+        model.save_pretrained(tmp_path / folder)
+        requests.append(Request(tmp_path / folder, options, generate(model)))
+    serve(requests, tmp_path)
+    for request in requests:
+        assert request.answer()["tokens"] == request.expected["tokens"], request.directory
 
 
 def test_groups_that_processes_do_not_divide_are_named(make_plan: MakePlan, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gac.runtime.kernels.low_bit import MOST_ROWS
 from gac.runtime.plain import modeling_gac
 from gac.runtime.plain.modeling_gac import HEAD_ROWS
-from gac.runtime.storage.base import Storage
+from gac.runtime.storage.base import Storage, Tensors
 from gac.runtime.storage.modules import Stored, StoredLinear
 
 
@@ -33,7 +33,7 @@ class StoredHead(StoredLinear):
     """A head in a storage of its own."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _multiplied(x, self, slice(0, self.out_features), self.bias)
+        return multiply_rows(x, self.storage, self.counted, slice(0, self.out_features), self.in_features, self.bias)
 
 
 class TiedHead(nn.Module):
@@ -49,26 +49,27 @@ class TiedHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         (embedding,) = self._link
-        return _multiplied(x, embedding, self.part, self.bias)
+        return multiply_rows(x, embedding.storage, embedding.counted, self.part, self.in_features, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, tied"
 
 
-def _multiplied(x: Tensor, matrix: Stored, part: slice, bias: Tensor | None) -> Tensor:
+def multiply_rows(
+    x: Tensor, storage: Storage, tensors: Tensors, part: slice, columns: int, bias: Tensor | None
+) -> Tensor:
     """``x @ matrix[part].T + bias``, ``HEAD_ROWS`` rows at a time, since a head in the model's dtype takes much memory.
 
     Of few inputs it is one product, where the storage has a kernel.
     """
-    storage, columns, rows = matrix.storage, matrix.matrix[1], part.stop - part.start
-    stored = {name: item.to(x.device) for name, item in matrix.counted.items()}
+    rows, tensors = part.stop - part.start, {name: item.to(x.device) for name, item in tensors.items()}
     in_one = x.numel() <= MOST_ROWS * columns and storage.unsupported_reason(x.device, x.dtype, rows, columns) is None
     step, parts = rows if in_one else HEAD_ROWS, []
     for start in range(0, rows, step):
         stop = min(start + step, rows)
-        tensors = storage.slice_rows(stored, slice(part.start + start, part.start + stop))
+        some = storage.slice_rows(tensors, slice(part.start + start, part.start + stop))
         local_bias = None if bias is None else bias[start:stop]
-        parts.append(storage.multiply(x, tensors, stop - start, columns, local_bias))
+        parts.append(storage.multiply(x, some, stop - start, columns, local_bias))
     return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
 
 

@@ -31,11 +31,9 @@ def refusal(config: Any) -> tuple[str, str, str] | None:
             problem = f"config.json, key gac: {name} is {kind!r}, which this version of GAC does not know"
             remedy = "Install the version of GAC that wrote it: pip install --upgrade gpu-aligned-compression."
             return problem, f"one of {', '.join(KINDS)}", remedy
-        is_head = module is header.head
-        if is_head or kind not in _RUN:
-            unserved = f"scheme {module.scheme}" if is_head else f"form {module.form}"
+        if kind not in _RUN:
             remedy = "Plan with gac allocate --engine vllm, or run this checkpoint in transformers."
-            return f"{name} has {unserved}, which vLLM does not run", "a plan made for vLLM", remedy
+            return f"{name} has form {module.form}, which vLLM does not run", "a plan made for vLLM", remedy
     return None
 
 

@@ -14,6 +14,7 @@ from gac.runtime.vllm.heads import BACKEND, FewerHeads
 from gac.runtime.vllm.linear import DenseLinearMethod
 from gac.runtime.vllm.planned import PlannedConfig
 from gac.runtime.vllm.skip import skip
+from gac.runtime.vllm.stored import store_embeddings
 
 _PARAMETERS = {".first.weight": ".weight", ".second.weight": ".second", ".second.bias": ".bias"}
 """Names of parameters here, by the ends of the names in a checkpoint."""
@@ -61,6 +62,8 @@ class _Compressed:
             constant = header.modules[self._skipped[block["block"]]].module == "Constant"
             name, norms = planned.name_of(block["block"]), [planned.name_of(norm) for norm in block["norms"]]
             skip(self, vllm_config, {**block, "block": name, "norms": norms}, constant)
+        if header.head is not None:
+            store_embeddings(self, header.head, vllm_config.model_config.dtype)  # type: ignore[arg-type]
         if vllm_config.lora_config is None:  # an adapter adds to gate and up before their activation
             _join_activations(self)
         use_kernels(self)  # type: ignore[arg-type]

@@ -1,19 +1,24 @@
-"""Linear layers of vLLM whose weights, or whose factors, lie in storages: packed integers, and numbers of 8 bits.
+"""Layers of vLLM whose weights, or whose factors, lie in storages: packed integers, and numbers of 8 bits.
 
 Siblings in one storage take one GEMM, as those of 16 bits do. Others run apart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-from gac.runtime.header import Module, storage_of
+from gac.runtime.header import HEAD, Head, Module, storage_of
 from gac.runtime.storage.base import Storage, Tensors
+from gac.runtime.storage.embeddings import multiply_rows
 from gac.runtime.vllm.linear import PlannedLinearMethod, part_rows, processes_of, shard_index
+from gac.runtime.vllm.operator import number_of, stored_rows
 from gac.runtime.vllm.project import linear
 
 _FIRST, _SECOND = "weight", "second"
@@ -96,6 +101,17 @@ def _any_numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
+def _add_name(layer: Any, name: str, load: Callable[[Any, Tensor], None]) -> None:
+    """Add a parameter that holds nothing, by whose name vLLM loads a tensor; ``load`` takes shard and tensor."""
+
+    def weight_loader(parameter: nn.Parameter, loaded: Tensor, shard: Any = None) -> None:
+        load(shard, loaded)
+
+    parameter = nn.Parameter(torch.empty(0), requires_grad=False)
+    parameter.weight_loader = weight_loader  # type: ignore[attr-defined]
+    layer.register_parameter(name, parameter)
+
+
 class StoredLinearMethod(PlannedLinearMethod):
     """Multiplies by the weights of a layer, of which some, or some factors, lie in a storage.
 
@@ -130,25 +146,13 @@ class StoredLinearMethod(PlannedLinearMethod):
             if sibling.rank
         }
         for index, storage in enumerate(self._storages):
-            for name in storage.tensors(1, 1):
-                self._add_name(layer, _FIRST, name)
-                if index in self._seconds:
-                    self._add_name(layer, _SECOND, name)
+            for name, begins in product(storage.tensors(1, 1), (_FIRST, _SECOND)[: 1 + (index in self._seconds)]):
+                if (parameter := begins + name.removeprefix(_FIRST)) not in layer._parameters:
+                    _add_name(layer, parameter, partial(self._load, layer, begins, name))
 
-    def _add_name(self, layer: Any, begins: str, tensor: str) -> None:
-        name = begins + tensor.removeprefix(_FIRST)
-        if name in layer._parameters:
-            return
-
-        def weight_loader(parameter: nn.Parameter, loaded: Tensor, shard: Any = None) -> None:
-            self._load(layer, shard_index(shard), begins, tensor, loaded)
-
-        parameter = nn.Parameter(torch.empty(0), requires_grad=False)
-        parameter.weight_loader = weight_loader  # type: ignore[attr-defined]
-        layer.register_parameter(name, parameter)
-
-    def _load(self, layer: Any, index: int, begins: str, tensor: str, loaded: Tensor) -> None:
+    def _load(self, layer: Any, begins: str, tensor: str, shard: Any, loaded: Tensor) -> None:
         """Keep a tensor until all those of a matrix are there."""
+        index = shard_index(shard)
         storage, read = self._storages[index], self._read.setdefault((index, begins), {})
         read[tensor] = loaded
         if read.keys() < storage.tensors(1, 1).keys():
@@ -189,6 +193,64 @@ class StoredLinearMethod(PlannedLinearMethod):
     def _is_joined(self) -> bool:
         """Return True if the first GEMM writes the result."""
         return len(self._firsts) == 1 and not self._seconds and self._firsts[0].rows == self.features
+
+
+class StoredEmbeddingMethod(QuantizeMethodBase):  # type: ignore[misc]
+    """Looks up and multiplies by the rows of an embedding or a head in a storage."""
+
+    def __init__(self, storage: Storage, dtype: torch.dtype) -> None:
+        self._storage, self._dtype = storage, dtype
+        self._read: dict[str, Tensor] = {}
+
+    def create_weights(self, layer: Any, *sizes: Any, **options: Any) -> None:
+        """Make the parameters of this process, which has a part of the vocabulary."""
+        layer.number = number_of(layer)
+        self._gemm = _Gemm(layer, "gemm", self._storage, [layer.num_embeddings_per_partition], layer.embedding_dim)
+        for name in self._storage.tensors(1, 1):
+            _add_name(layer, name, partial(self._load, layer, name))
+
+    def _load(self, layer: Any, tensor: str, shard: Any, loaded: Tensor) -> None:
+        self._read[tensor] = loaded
+        if self._read.keys() < self._storage.tensors(1, 1).keys():
+            return
+        tensors = {name: value for name, value in self._read.items() if name not in self._storage.metadata}
+        indices, self._read = layer.shard_indices, {}
+        rows = slice(indices.org_vocab_start_index, indices.org_vocab_end_index)
+        here = self._storage.slice_rows(tensors, _aligned(layer, self._storage, rows))
+        for name, part in self._storage.slice_rows(self._gemm.tensors(layer), slice(0, rows.stop - rows.start)).items():
+            part.copy_(here[name])
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        self._gemm.check(layer, self._dtype)
+
+    def embedding(self, layer: Any, ids: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return stored_rows(ids, layer.number, layer.embedding_dim, self._dtype)
+        return self.rows(layer, ids)
+
+    def rows(self, layer: Any, ids: Tensor) -> Tensor:
+        sizes = self._gemm.rows, layer.embedding_dim
+        values = self._storage.rows(self._gemm.tensors(layer), ids.flatten(), *sizes, self._dtype)
+        return values.view(*ids.shape, -1)
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        tensors, rows = self._gemm.tensors(layer), slice(0, self._gemm.rows)
+        return multiply_rows(x, self._storage, tensors, rows, layer.embedding_dim, bias)
+
+
+def store_embeddings(model: nn.Module, head: Head, dtype: torch.dtype) -> None:
+    """Put embedding and head in the storage that a checkpoint has them in; a tied head is the embedding itself."""
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, VocabParallelEmbedding)}
+    embedding = next(module for module in modules.values() if not isinstance(module, ParallelLMHead))
+    storage = storage_of(HEAD, head)
+    assert storage is not None, "``refusal`` has seen it"
+    for name, module in modules.items():
+        if head.tied and module is not embedding:
+            model.set_submodule(name, embedding)
+            continue
+        del module.weight
+        module.quant_method = StoredEmbeddingMethod(storage, dtype)
+        module.quant_method.create_weights(module)
 
 
 def _columns(layer: Any, storage: Storage, tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
