@@ -10,11 +10,11 @@ from vllm.model_executor.layers.activation import SiluAndMul
 
 from gac.runtime.header import header_of
 from gac.runtime.vllm.elementwise import use_kernels
+from gac.runtime.vllm.embeddings import store_embeddings
 from gac.runtime.vllm.heads import BACKEND, FewerHeads
 from gac.runtime.vllm.linear import DenseLinearMethod
 from gac.runtime.vllm.planned import PlannedConfig
 from gac.runtime.vllm.skip import skip
-from gac.runtime.vllm.stored import store_embeddings
 
 _PARAMETERS = {".first.weight": ".weight", ".second.weight": ".second", ".second.bias": ".bias"}
 """Names of parameters here, by the ends of the names in a checkpoint."""

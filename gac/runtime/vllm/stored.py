@@ -1,4 +1,4 @@
-"""Layers of vLLM whose weights, or whose factors, lie in storages: packed integers, and numbers of 8 bits.
+"""Linear layers of vLLM whose weights, or whose factors, lie in storages: packed integers, and numbers of 8 bits.
 
 Siblings in one storage take one GEMM, as those of 16 bits do. Others run apart.
 """
@@ -11,14 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-from gac.runtime.header import HEAD, Head, Module, storage_of
+from gac.runtime.header import Module, storage_of
 from gac.runtime.storage.base import Storage, Tensors
-from gac.runtime.storage.embeddings import multiply_rows
 from gac.runtime.vllm.linear import PlannedLinearMethod, part_rows, processes_of, shard_index
-from gac.runtime.vllm.operator import number_of, stored_rows
 from gac.runtime.vllm.project import linear
 
 _FIRST, _SECOND = "weight", "second"
@@ -50,7 +46,7 @@ class _Plain(Storage):
         return linear(x, tensors[_FIRST], bias)
 
 
-class _Gemm:
+class Gemm:
     """Matrices of one storage, one above the other, that are multiplied at once; the layer has their tensors.
 
     Attributes:
@@ -101,7 +97,7 @@ def _any_numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-def _add_name(layer: Any, name: str, load: Callable[[Any, Tensor], None]) -> None:
+def add_name(layer: Any, name: str, load: Callable[[Any, Tensor], None]) -> None:
     """Add a parameter that holds nothing, by whose name vLLM loads a tensor; ``load`` takes shard and tensor."""
 
     def weight_loader(parameter: nn.Parameter, loaded: Tensor, shard: Any = None) -> None:
@@ -134,21 +130,22 @@ class StoredLinearMethod(PlannedLinearMethod):
         for index, storage in enumerate(self._storages):
             alike.setdefault(storage, []).append(index)
         columns = self._siblings[0].in_features
-        self._firsts: list[_Gemm] = []
+        self._firsts: list[Gemm] = []
         self._places: dict[int, tuple[int, int]] = {}
         for number, (storage, members) in enumerate(alike.items()):
             rows = [self._siblings[index].rows for index in members]
-            self._firsts.append(_Gemm(layer, f"gemm{number}", storage, rows, columns))
+            self._firsts.append(Gemm(layer, f"gemm{number}", storage, rows, columns))
             self._places |= {index: (number, place) for place, index in enumerate(members)}
+        self._order = [self._places[index] for index in range(len(self._siblings))]
         self._seconds = {
-            index: _Gemm(layer, f"second{index}", self._storages[index], [sibling.out_features], sibling.rank)
+            index: Gemm(layer, f"second{index}", self._storages[index], [sibling.out_features], sibling.rank)
             for index, sibling in enumerate(self._siblings)
             if sibling.rank
         }
         for index, storage in enumerate(self._storages):
             for name, begins in product(storage.tensors(1, 1), (_FIRST, _SECOND)[: 1 + (index in self._seconds)]):
                 if (parameter := begins + name.removeprefix(_FIRST)) not in layer._parameters:
-                    _add_name(layer, parameter, partial(self._load, layer, begins, name))
+                    add_name(layer, parameter, partial(self._load, layer, begins, name))
 
     def _load(self, layer: Any, begins: str, tensor: str, shard: Any, loaded: Tensor) -> None:
         """Keep a tensor until all those of a matrix are there."""
@@ -164,7 +161,7 @@ class StoredLinearMethod(PlannedLinearMethod):
         if self._by_input and begins == _FIRST and layer.tp_size > 1:
             tensors = _columns(layer, storage, tensors, sibling.in_features)
         elif writes_outputs and processes_of(layer) > 1:
-            parts = [storage.slice_rows(tensors, _aligned(layer, storage, rows)) for rows in part_rows(layer, sibling)]
+            parts = [storage.slice_rows(tensors, aligned(layer, storage, rows)) for rows in part_rows(layer, sibling)]
             tensors = {name: torch.cat([part[name] for part in parts]) for name in tensors}
         if begins == _SECOND:
             self._seconds[index].fill(layer, 0, tensors)
@@ -179,78 +176,16 @@ class StoredLinearMethod(PlannedLinearMethod):
     def run(self, layer: Any, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
         tokens = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         products = [gemm.multiply(layer, tokens) for gemm in self._firsts]
-        parts = [products[number][:, self._firsts[number].parts[place]] for number, place in self._in_order()]
-        for index, second in self._seconds.items():
-            parts[index] = second.multiply(layer, parts[index])
-        y = products[0] if self._is_joined() else torch.cat(parts, 1)
+        if len(products) == 1 and not self._seconds and self._firsts[0].rows == self.features:
+            y = products[0]
+        else:
+            parts = [products[number][:, self._firsts[number].parts[place]] for number, place in self._order]
+            for index, second in self._seconds.items():
+                parts[index] = second.multiply(layer, parts[index])
+            y = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
         y = y if bias is None else y + bias
         y = y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
         return y if self.activation is None else self.activation(y)
-
-    def _in_order(self) -> list[tuple[int, int]]:
-        return [self._places[index] for index in range(len(self._siblings))]
-
-    def _is_joined(self) -> bool:
-        """Return True if the first GEMM writes the result."""
-        return len(self._firsts) == 1 and not self._seconds and self._firsts[0].rows == self.features
-
-
-class StoredEmbeddingMethod(QuantizeMethodBase):  # type: ignore[misc]
-    """Looks up and multiplies by the rows of an embedding or a head in a storage."""
-
-    def __init__(self, storage: Storage, dtype: torch.dtype) -> None:
-        self._storage, self._dtype = storage, dtype
-        self._read: dict[str, Tensor] = {}
-
-    def create_weights(self, layer: Any, *sizes: Any, **options: Any) -> None:
-        """Make the parameters of this process, which has a part of the vocabulary."""
-        layer.number = number_of(layer)
-        self._gemm = _Gemm(layer, "gemm", self._storage, [layer.num_embeddings_per_partition], layer.embedding_dim)
-        for name in self._storage.tensors(1, 1):
-            _add_name(layer, name, partial(self._load, layer, name))
-
-    def _load(self, layer: Any, tensor: str, shard: Any, loaded: Tensor) -> None:
-        self._read[tensor] = loaded
-        if self._read.keys() < self._storage.tensors(1, 1).keys():
-            return
-        tensors = {name: value for name, value in self._read.items() if name not in self._storage.metadata}
-        indices, self._read = layer.shard_indices, {}
-        rows = slice(indices.org_vocab_start_index, indices.org_vocab_end_index)
-        here = self._storage.slice_rows(tensors, _aligned(layer, self._storage, rows))
-        for name, part in self._storage.slice_rows(self._gemm.tensors(layer), slice(0, rows.stop - rows.start)).items():
-            part.copy_(here[name])
-
-    def process_weights_after_loading(self, layer: Any) -> None:
-        self._gemm.check(layer, self._dtype)
-
-    def embedding(self, layer: Any, ids: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            return stored_rows(ids, layer.number, layer.embedding_dim, self._dtype)
-        return self.rows(layer, ids)
-
-    def rows(self, layer: Any, ids: Tensor) -> Tensor:
-        sizes = self._gemm.rows, layer.embedding_dim
-        values = self._storage.rows(self._gemm.tensors(layer), ids.flatten(), *sizes, self._dtype)
-        return values.view(*ids.shape, -1)
-
-    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        tensors, rows = self._gemm.tensors(layer), slice(0, self._gemm.rows)
-        return multiply_rows(x, self._storage, tensors, rows, layer.embedding_dim, bias)
-
-
-def store_embeddings(model: nn.Module, head: Head, dtype: torch.dtype) -> None:
-    """Put embedding and head in the storage that a checkpoint has them in; a tied head is the embedding itself."""
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, VocabParallelEmbedding)}
-    embedding = next(module for module in modules.values() if not isinstance(module, ParallelLMHead))
-    storage = storage_of(HEAD, head)
-    assert storage is not None, "``refusal`` has seen it"
-    for name, module in modules.items():
-        if head.tied and module is not embedding:
-            model.set_submodule(name, embedding)
-            continue
-        del module.weight
-        module.quant_method = StoredEmbeddingMethod(storage, dtype)
-        module.quant_method.create_weights(module)
 
 
 def _columns(layer: Any, storage: Storage, tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
@@ -261,7 +196,7 @@ def _columns(layer: Any, storage: Storage, tensors: Mapping[str, Tensor], count:
     return storage.slice_columns(tensors, columns, total)
 
 
-def _aligned(layer: Any, storage: Storage, rows: slice) -> slice:
+def aligned(layer: Any, storage: Storage, rows: slice) -> slice:
     if rows.start % storage.step:
         raise _undivided(layer, f"rows in {storage}")
     return rows
