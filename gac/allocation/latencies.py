@@ -119,7 +119,7 @@ class Timing:
         sound: NDArray[np.bool_] = np.ones(len(sizes), np.bool_)
         for rows in [workload.rows for workload in self.workloads] or [1]:
             operation = _after(form, weight, 1, rows) if after else form.latency.operation(weight, 1, rows)
-            operation = self._run(operation, scheme)
+            operation = self._as_run(operation, scheme)
             operator, fixed = operation.operator, [other_axes(operation, axis)]
             dtype = scheme.dtype if self.profile.measured_in(operator, scheme.dtype) else DTYPE
             sound &= sound_dims(self.profile, operator, fixed, axis, sizes, dtype)
@@ -132,7 +132,7 @@ class Timing:
         nothing: NDArray[np.bool_] = sizes == 0
         return sound | nothing
 
-    def _run(self, operation: Operation, scheme: Scheme) -> Operation:
+    def _as_run(self, operation: Operation, scheme: Scheme) -> Operation:
         """Return an operation as the engine runs it in a scheme."""
         return self.engine.operation(scheme.operation(operation), scheme.dtype)
 
@@ -162,7 +162,7 @@ class Timing:
         if self.profile is None or len(sizes) == 0:
             return latency, source
         for column, workload in enumerate(self.workloads):
-            operation = self._run(operation_of(workload.rows), scheme)
+            operation = self._as_run(operation_of(workload.rows), scheme)
             if axis is not None:
                 runs = sizes[:, column] > 0
                 latency[~runs, column] = 0

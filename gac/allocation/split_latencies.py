@@ -112,7 +112,7 @@ class SplitTiming(Timing):
 
     def _sound(self, gemms: Sequence[Operation], axis: str, scheme: Scheme, apart: bool) -> NDArray[np.bool_]:
         assert self.profile is not None, "soundness needs a profile"
-        operator, names, sizes = _columns([self._run(gemm, scheme) for gemm in gemms])
+        operator, names, sizes = _columns([self._as_run(gemm, scheme) for gemm in gemms])
         dtype = scheme.dtype if self.profile.measured_in(operator, scheme.dtype) else DTYPE
         period = lcm(*(operator_period(self.profile, operator, each) for each in (dtype, DTYPE)))
         sound: NDArray[np.bool_] = sizes[:, names.index(axis)] % period == 0
@@ -140,7 +140,7 @@ class SplitTiming(Timing):
         assert self.profile is not None
         collective = operations[0].operator in COLLECTIVES
         if not collective:
-            operations = [self._run(operation, scheme) for operation in operations]
+            operations = [self._as_run(operation, scheme) for operation in operations]
         operator, names, sizes = _columns(operations)
         moved = [name for column, name in enumerate(names) if len(np.unique(sizes[:, column])) > 1]
         axis = moved[-1] if moved else _OUT

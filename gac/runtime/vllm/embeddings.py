@@ -12,7 +12,7 @@ from gac.runtime.header import HEAD, Head, storage_of
 from gac.runtime.storage.base import Storage
 from gac.runtime.storage.embeddings import multiply_rows
 from gac.runtime.vllm.operator import number_of, stored_rows
-from gac.runtime.vllm.stored import Gemm, add_name, aligned
+from gac.runtime.vllm.stored import Gemm, add_name, aligned, all_read
 
 
 class StoredEmbeddingMethod(QuantizeMethodBase):  # type: ignore[misc]
@@ -31,14 +31,12 @@ class StoredEmbeddingMethod(QuantizeMethodBase):  # type: ignore[misc]
 
     def _load(self, layer: Any, tensor: str, shard: Any, loaded: Tensor) -> None:
         self._read[tensor] = loaded
-        if self._read.keys() < self._storage.tensors(1, 1).keys():
+        if (tensors := all_read(self._storage, self._read)) is None:
             return
-        tensors = {name: value for name, value in self._read.items() if name not in self._storage.metadata}
         indices, self._read = layer.shard_indices, {}
         rows = slice(indices.org_vocab_start_index, indices.org_vocab_end_index)
         sliced = self._storage.slice_rows(tensors, aligned(layer, self._storage, rows))
-        for name, part in self._storage.slice_rows(self._gemm.tensors(layer), slice(0, rows.stop - rows.start)).items():
-            part.copy_(sliced[name])
+        self._gemm.fill(layer, slice(0, rows.stop - rows.start), sliced)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         self._gemm.check(layer, self._dtype)

@@ -69,16 +69,16 @@ class Gemm:
             if tensor in self._names:
                 layer.register_buffer(f"{name}_{tensor}", _any_numbers(shape, dtype))
 
-    def tensors(self, layer: nn.Module) -> dict[str, Tensor]:
-        return {name: layer.get_buffer(f"{self._name}_{name}") for name in self._names}
+    def tensors(self, layer: Any) -> dict[str, Tensor]:
+        return {name: layer._buffers[f"{self._name}_{name}"] for name in self._names}
 
-    def fill(self, layer: nn.Module, index: int, tensors: Tensors) -> None:
-        for name, part in self.storage.slice_rows(self.tensors(layer), self.parts[index]).items():
+    def fill(self, layer: nn.Module, rows: slice, tensors: Tensors) -> None:
+        """Take the tensors of these rows."""
+        for name, part in self.storage.slice_rows(self.tensors(layer), rows).items():
             part.copy_(tensors[name])
 
-    def multiply(self, layer: Any, x: Tensor) -> Tensor:
-        tensors = {name: layer._buffers[f"{self._name}_{name}"] for name in self._names}
-        return self.storage.multiply(x, tensors, self.rows, self._columns, None)
+    def multiply(self, layer: nn.Module, x: Tensor) -> Tensor:
+        return self.storage.multiply(x, self.tensors(layer), self.rows, self._columns, None)
 
     def check(self, layer: Any, dtype: torch.dtype) -> None:
         """Refuse a matrix that no kernel of this GPU multiplies."""
@@ -90,11 +90,18 @@ class Gemm:
 
 
 def _any_numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a tensor for numbers that are read later; without a checkpoint, what has them stays sound."""
+    """Return a tensor for numbers that are read later. Timing without a checkpoint needs numbers that are not all 0."""
     if dtype in (torch.int32, torch.int8):
         limits = torch.iinfo(dtype)
         return torch.randint(limits.min, limits.max, shape, dtype=dtype)
     return torch.zeros(shape, dtype=dtype)
+
+
+def all_read(storage: Storage, read: Tensors) -> dict[str, Tensor] | None:
+    """Return the tensors that hold a matrix; None while some of its storage were not read."""
+    if read.keys() < storage.tensors(1, 1).keys():
+        return None
+    return {name: tensor for name, tensor in read.items() if name not in storage.metadata}
 
 
 def add_name(layer: Any, name: str, load: Callable[[Any, Tensor], None]) -> None:
@@ -131,12 +138,11 @@ class StoredLinearMethod(PlannedLinearMethod):
             alike.setdefault(storage, []).append(index)
         columns = self._siblings[0].in_features
         self._firsts: list[Gemm] = []
-        self._places: dict[int, tuple[int, int]] = {}
+        self._places: dict[int, tuple[Gemm, int]] = {}
         for number, (storage, members) in enumerate(alike.items()):
             rows = [self._siblings[index].rows for index in members]
             self._firsts.append(Gemm(layer, f"gemm{number}", storage, rows, columns))
-            self._places |= {index: (number, place) for place, index in enumerate(members)}
-        self._order = [self._places[index] for index in range(len(self._siblings))]
+            self._places |= {index: (self._firsts[-1], place) for place, index in enumerate(members)}
         self._seconds = {
             index: Gemm(layer, f"second{index}", self._storages[index], [sibling.out_features], sibling.rank)
             for index, sibling in enumerate(self._siblings)
@@ -152,22 +158,18 @@ class StoredLinearMethod(PlannedLinearMethod):
         index = shard_index(shard)
         storage, read = self._storages[index], self._read.setdefault((index, begins), {})
         read[tensor] = loaded
-        if read.keys() < storage.tensors(1, 1).keys():
+        if (tensors := all_read(storage, read)) is None:
             return
         del self._read[index, begins]
         sibling = self._siblings[index]
-        tensors = {name: value for name, value in read.items() if name not in storage.metadata}
         writes_outputs = begins == _SECOND or sibling.rank is None
         if self._by_input and begins == _FIRST and layer.tp_size > 1:
             tensors = _columns(layer, storage, tensors, sibling.in_features)
         elif writes_outputs and processes_of(layer) > 1:
             parts = [storage.slice_rows(tensors, aligned(layer, storage, rows)) for rows in part_rows(layer, sibling)]
             tensors = {name: torch.cat([part[name] for part in parts]) for name in tensors}
-        if begins == _SECOND:
-            self._seconds[index].fill(layer, 0, tensors)
-        else:
-            number, place = self._places[index]
-            self._firsts[number].fill(layer, place, tensors)
+        gemm, place = (self._seconds[index], 0) if begins == _SECOND else self._places[index]
+        gemm.fill(layer, gemm.parts[place], tensors)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         for gemm in (*self._firsts, *self._seconds.values()):
@@ -175,14 +177,14 @@ class StoredLinearMethod(PlannedLinearMethod):
 
     def run(self, layer: Any, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
         tokens = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        products = [gemm.multiply(layer, tokens) for gemm in self._firsts]
+        products = {gemm: gemm.multiply(layer, tokens) for gemm in self._firsts}
         if len(products) == 1 and not self._seconds and self._firsts[0].rows == self.features:
-            y = products[0]
+            y = products[self._firsts[0]]
         else:
-            parts = [products[number][:, self._firsts[number].parts[place]] for number, place in self._order]
+            parts = {index: products[gemm][:, gemm.parts[place]] for index, (gemm, place) in self._places.items()}
             for index, second in self._seconds.items():
                 parts[index] = second.multiply(layer, parts[index])
-            y = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+            y = torch.cat([parts[index] for index in sorted(parts)], 1) if len(parts) > 1 else parts[0]
         y = y if bias is None else y + bias
         y = y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
         return y if self.activation is None else self.activation(y)
