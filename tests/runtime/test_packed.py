@@ -19,7 +19,10 @@ from gac.plan.plan import WeightChoice
 from gac.runtime import limits as kernel_limits
 from gac.runtime.kernels import gpu
 from gac.runtime.kernels import low_bit as few_bits
-from gac.runtime.kernels.low_bit import MOST_ROWS, Packed, Vector
+from gac.runtime.kernels.low_bit import MOST_ROWS, Packed
+from gac.runtime.kernels.low_bit.few_rows import Rows, few_rows
+from gac.runtime.kernels.low_bit.one_row import Vector
+from gac.runtime.kernels.low_bit.tiles import gemm
 from gac.runtime.kernels.split_k import Tile
 from gac.runtime.modules import BlockLinear, LatentLinear, LowRankLinear, ValueLinear, empty_linear
 from gac.runtime.plain.modeling_gac import unpack
@@ -103,11 +106,22 @@ def test_products_are_those_of_the_unpacked_weight(name: str, rows: int, columns
     assert error(found, x, storage, held) < 2e-3
 
 
-@pytest.mark.parametrize("name", shapes(SCHEMES, [4]))
-def test_tiles_may_have_other_sizes(name: str) -> None:
-    (storage, held), x = weight(name, 40, 320), inputs(33, 320)
+@pytest.mark.parametrize("mean", [0, 5])
+@pytest.mark.parametrize("how", [Rows(16, 1, 2, 1, 2), Rows(32, 2, 4, 2, 8), Rows(8, 1, 4, 4, 2)])
+@pytest.mark.parametrize("name", shapes(SCHEMES, [1, 4]))
+def test_few_rows_may_be_multiplied_in_other_sizes(name: str, how: Rows, mean: int) -> None:
+    """What lies far from zero is no worse: numbers have more than their value before they are multiplied."""
+    (storage, held), x = weight(name, 40, 320), mean + inputs(33, 320)
+    assert error(few_rows(x, read(storage, held, 320), how), x, storage, held) < 1e-3
+
+
+@pytest.mark.parametrize("mean", [0, 5])
+@pytest.mark.parametrize("name", shapes(SCHEMES, [1, 4]))
+def test_tiles_may_have_other_sizes(name: str, mean: int) -> None:
+    """What lies far from zero is no worse: numbers have more than their value while they are multiplied."""
+    (storage, held), x = weight(name, 40, 320), mean + inputs(33, 320)
     for how in (Tile(16, 32, 64, 4, 2), Tile(32, 64, 256, 4, 2, programs_per_sm=8)):
-        assert error(few_bits.gemm(x, read(storage, held, 320), how), x, storage, held) < 1e-3
+        assert error(gemm(x, read(storage, held, 320), how), x, storage, held) < 1e-3
 
 
 @pytest.mark.parametrize(

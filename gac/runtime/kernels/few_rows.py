@@ -14,7 +14,7 @@ from torch import Tensor
 from gac.runtime.contract import FEW_ROWS
 from gac.runtime.kernels.gpu import HAS_TRITON, SIXTEEN_BIT, ceil_div, launch_options, launching_on
 from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
-from gac.runtime.kernels.split_k import COUNTERS, SplitK, Tile, split_k_reduce
+from gac.runtime.kernels.split_k import SplitK, Tile, split_k_reduce, zero_counters
 
 _HOPPER = 9
 ALIGNED = 8
@@ -165,7 +165,7 @@ def _some_rows(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, tile
     n, columns = weight.shape
     sharing = SplitK(1, x, x)
     if columns >= _LONG:
-        sharing = SplitK.of(tile, len(x), n, columns, x, torch.float32, _counters(x))
+        sharing = SplitK.of(tile, len(x), n, columns, x, torch.float32, zero_counters(x))
     with launching_on(x):
         some_rows_kernel[(ceil_div(n, tile.outputs), sharing.split, ceil_div(len(x), tile.rows))](
             x, weight, bias, out, sharing.sums, sharing.counters, len(x), n, columns, x.stride(0), out.stride(0),
@@ -188,16 +188,6 @@ def _some_factors(products: Tensor, pairs: Sequence[SecondFactor], factors: Tens
             BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.numbers, NUM_STAGES=_TILE.stages,
             EARLY=products.is_cuda, num_warps=tile.warps, **launch_options(early=products.is_cuda),
         )  # fmt: skip
-
-
-def _counters(x: Tensor) -> Tensor:
-    return _counters_of(x.device, torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0)
-
-
-@cache
-def _counters_of(device: torch.device, stream: int) -> Tensor:
-    """Zeros of a stream, whose launches come one after the other; each leaves zeros."""
-    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
 # The Triton kernels.

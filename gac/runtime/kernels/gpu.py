@@ -51,6 +51,11 @@ def launch_options(early: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if early else {}  # Triton's interpreter knows no such option
 
 
+def starts_early(x: Tensor) -> bool:
+    """Return whether kernels on the device of x can start before the kernel before them has ended."""
+    return x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
+
+
 def processors(device: torch.device) -> int:
     """Return the number of the GPU's streaming multiprocessors."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -6,8 +6,8 @@ PyTorch multiplies many rows in 8-bit floating point. Triton is imported when a 
 import torch
 from torch import Tensor
 
-from gac.runtime.kernels.gpu import launching_on, operator
-from gac.runtime.kernels.guard import jit, tl
+from gac.runtime.kernels.gpu import launch_options, launching_on, operator, starts_early
+from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
 from gac.runtime.kernels.quantise_rows import QuantisedRows, quantise_rows
 from gac.runtime.kernels.split_k import SplitK, Tile, split_k_reduce, tile_for
 from gac.runtime.limits import eight_bits
@@ -39,12 +39,12 @@ def gemm(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype, ho
     how = how.fitted(how.numbers * (how.rows + how.outputs), weight.device)
     sums = torch.int32 if weight.dtype == torch.int8 else torch.float32
     sharing = SplitK.of(how, rows, outputs, columns, weight, sums, x.counters)
-    out = weight.new_empty(rows, outputs, dtype=dtype)
+    out, early = weight.new_empty(rows, outputs, dtype=dtype), starts_early(weight)
     with launching_on(weight):
         gemm_kernel[(how.count(rows, outputs), sharing.split)](
             x.numbers, x.scale, weight, scale, out, sharing.sums, sharing.counters, rows, outputs, columns,
             BLOCK_M=how.rows, BLOCK_N=how.outputs, BLOCK_K=how.numbers, EVEN_K=columns % how.numbers == 0,
-            SPLIT_K=sharing.split, NUM_STAGES=how.stages, num_warps=how.warps,
+            SPLIT_K=sharing.split, NUM_STAGES=how.stages, EARLY=early, num_warps=how.warps, **launch_options(early),
         )  # fmt: skip
     return out
 
@@ -89,7 +89,7 @@ _EXACT = tl.constexpr(128)  # products of 8-bit floating point that a tensor cor
 def gemm_kernel(
     x_ptr, scale_ptr, weight_ptr, weight_scale_ptr, out_ptr, partial_ptr, counters_ptr, m, n, n_cols,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr,
+    SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """``weight @ x.T``, times both scales. Tiles of _BESIDE outputs take all rows before the next ones come."""
     high, wide = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
@@ -102,6 +102,9 @@ def gemm_kernel(
     weights = weight_ptr + tl.minimum(column, n - 1).to(tl.int64)[:, None] * n_cols + offsets[None, :]
     inputs = x_ptr + tl.minimum(row, m - 1).to(tl.int64)[:, None] * n_cols + offsets[None, :]
     full: tl.constexpr = weight_ptr.dtype.element_ty == tl.int8
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if full else tl.float32)
     for start in tl.range(tl.program_id(1) * BLOCK_K, n_cols, SPLIT_K * BLOCK_K, num_stages=NUM_STAGES):
         there = True if EVEN_K else (start + offsets < n_cols)[None, :]

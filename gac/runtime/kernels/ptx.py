@@ -3,18 +3,13 @@
 A tensor has one element for each thread here: ``(32 * warps,)``. Products are ``mma.m16n8k16`` of 16-bit numbers with
 float32 sums; ``gac.runtime.kernels.latent_attention`` shows what a thread holds. Triton's interpreter knows no PTX: it
 runs the same formulas in plain operations. COMPILED: it is not the interpreter.
+
+Functions that several kernels call read no constants of the module: with them Triton 3.6 compiles a kernel again
+whenever another one was first.
 """
 
 from gac.runtime.kernels.guard import jit, tl
 from gac.runtime.kernels.latent_attention.layout import ROOM
-
-_MMA = (
-    "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 "
-    "{{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, {{$10, $11, $12, $13}};"
-)
-_BF16, _F16 = tl.constexpr(_MMA.format("bf16")), tl.constexpr(_MMA.format("f16"))
-_PAIR = "cvt.rn.{0}x2.f32 $0, $2, $1;"
-_PAIR_BF16, _PAIR_F16 = tl.constexpr(_PAIR.format("bf16")), tl.constexpr(_PAIR.format("f16"))
 
 
 @jit
@@ -44,10 +39,37 @@ def in_turn(values):
 def packed(low, high, dtype: tl.constexpr, COMPILED: tl.constexpr):
     """Two float32 rounded to 16 bits, in the halves of an int32."""
     if COMPILED:
-        instruction: tl.constexpr = _PAIR_BF16 if dtype == tl.bfloat16 else _PAIR_F16
+        bfloat16: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+        float16: tl.constexpr = "cvt.rn.f16x2.f32 $0, $2, $1;"
+        instruction: tl.constexpr = bfloat16 if dtype == tl.bfloat16 else float16
         return tl.inline_asm_elementwise(instruction, "=r,f,f", [low, high], dtype=tl.int32, is_pure=True, pack=1)
     else:
         return (_bits(low, dtype) & 0xFFFF) | (_bits(high, dtype) << 16)
+
+
+@jit
+def paired(low, high, UPPER: tl.constexpr, COMPILED: tl.constexpr):
+    """The UPPER halves of two words, else the lower ones, in one word."""
+    if COMPILED:
+        instruction: tl.constexpr = "prmt.b32 $0, $1, $2, 0x7632;" if UPPER else "prmt.b32 $0, $1, $2, 0x5410;"
+        return tl.inline_asm_elementwise(instruction, "=r,r,r", [low, high], dtype=tl.int32, is_pure=True, pack=1)
+    elif UPPER:
+        return ((low >> 16) & 0xFFFF) | (high & -0x10000)
+    else:
+        return (low & 0xFFFF) | (high << 16)
+
+
+@jit
+def plus(pairs, others, dtype: tl.constexpr, COMPILED: tl.constexpr):
+    """Sums of numbers of 16 bits, which are pairs in int32."""
+    if COMPILED:
+        bfloat16: tl.constexpr = "{ .reg .b32 one; mov.b32 one, 0x3F803F80; fma.rn.bf16x2 $0, $1, one, $2; }"
+        float16: tl.constexpr = "{ .reg .b32 one; mov.b32 one, 0x3C003C00; fma.rn.f16x2 $0, $1, one, $2; }"
+        instruction: tl.constexpr = bfloat16 if dtype == tl.bfloat16 else float16
+        return tl.inline_asm_elementwise(instruction, "=r,r,r", [pairs, others], dtype=tl.int32, is_pure=True, pack=1)
+    else:
+        low, high = tl.split(halves(pairs, dtype).to(tl.float32) + halves(others, dtype).to(tl.float32))
+        return packed(low, high, dtype, COMPILED)
 
 
 @jit
@@ -94,9 +116,12 @@ def product(a, b, sums, dtype: tl.constexpr, COMPILED: tl.constexpr):
     if not COMPILED:
         return _interpreted(a, b, sums, dtype)
     else:
-        instruction: tl.constexpr = _BF16 if dtype == tl.bfloat16 else _F16
+        operands: tl.constexpr = " {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+        bfloat16: tl.constexpr = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+        float16: tl.constexpr = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+        instruction: tl.constexpr = bfloat16 if dtype == tl.bfloat16 else float16
         return tl.inline_asm_elementwise(
-            instruction,
+            instruction + operands,
             "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
             [a[0], a[1], a[2], a[3], b[0], b[1], sums[0], sums[1], sums[2], sums[3]],
             dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,

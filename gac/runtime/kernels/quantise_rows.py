@@ -3,14 +3,14 @@
 The kernels compute what ``gac.runtime.storage.eight_bits`` does, a norm up to the order of its sums.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gac.runtime.kernels.elementwise.rows import by_row, normed_values, power_of_two, warps_for
-from gac.runtime.kernels.gpu import launching_on, operator
-from gac.runtime.kernels.guard import jit, tl
+from gac.runtime.kernels.gpu import launch_options, launching_on, operator, starts_early
+from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
 from gac.runtime.kernels.split_k import COUNTERS, clear
 
 _MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -28,7 +28,7 @@ def quantise_rows(x: Tensor, number: torch.dtype) -> QuantisedRows:
     """x ``(rows, columns)``, contiguous, as numbers of 8 bits: one launch."""
     result = _empty(x, number)
     with launching_on(x):
-        quantise_rows_kernel[(len(x),)](x, *result, x.shape[1], **_options(x.shape[1], number))
+        quantise_rows_kernel[(len(x),)](x, *result, x.shape[1], **_options(x, number))
     return result
 
 
@@ -56,9 +56,10 @@ def _empty(x: Tensor, number: torch.dtype) -> QuantisedRows:
     )
 
 
-def _options(columns: int, number: torch.dtype) -> dict[str, int | float]:
-    wide = power_of_two(columns)
-    return {"MOST": _MOST[number], "BLOCK_SIZE": wide, "COUNTERS": COUNTERS, "num_warps": warps_for(columns)}
+def _options(x: Tensor, number: torch.dtype) -> dict[str, Any]:
+    columns, early = x.shape[-1], starts_early(x)
+    constants = {"MOST": _MOST[number], "BLOCK_SIZE": power_of_two(columns), "COUNTERS": COUNTERS, "EARLY": early}
+    return constants | {"num_warps": warps_for(columns), **launch_options(early)}
 
 
 @operator(lambda x, _weight, _eps, _kind, number, full: (_output(x, full), *_empty(x, number)))
@@ -71,7 +72,7 @@ def normed_rows(
     with launching_on(x):
         norm_rows_kernel[(len(inputs),)](
             inputs, weight, out, *result, inputs.stride(0), size, eps,
-            ADDED=kind == "gemma", WHOLE=full, **_options(size, number),
+            ADDED=kind == "gemma", WHOLE=full, **_options(x, number),
         )  # fmt: skip
     return out, *result
 
@@ -106,9 +107,13 @@ def _round_row(value, row, offsets, size, numbers, scale, counters, MOST: tl.con
 def quantise_rows_kernel(
     x_ptr, numbers_ptr, scale_ptr, counters_ptr, n_cols,
     MOST: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNTERS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK_SIZE)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     value = tl.load(x_ptr + row * n_cols + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
     _round_row(value, row, offsets, n_cols, numbers_ptr, scale_ptr, counters_ptr, MOST, COUNTERS)
 
@@ -117,6 +122,7 @@ def quantise_rows_kernel(
 def norm_rows_kernel(
     x_ptr, weight_ptr, out_ptr, numbers_ptr, scale_ptr, counters_ptr, stride, n_cols, eps,
     MOST: tl.constexpr, ADDED: tl.constexpr, WHOLE: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNTERS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """A program takes a row through an RMSNorm.
 
@@ -124,6 +130,9 @@ def norm_rows_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK_SIZE)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     value = tl.load(x_ptr + row * stride + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
     gain = tl.load(weight_ptr + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
     value = normed_values(value, gain, n_cols, eps, ADDED, x_ptr.dtype.element_ty)

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +11,8 @@ from torch import Tensor
 from gac.runtime.kernels import gpu
 from gac.runtime.kernels.gpu import ceil_div
 from gac.runtime.kernels.guard import jit, tl
+
+T = TypeVar("T")
 
 COUNTERS = 1024
 """More than there are shared tiles: several programs share each, and there are a few for each SM at most."""
@@ -35,8 +39,8 @@ class Tile:
         return replace(self, stages=max(2, min(self.stages, _shared_memory(device) // step)))
 
 
-def tile_for(rows: int, tiles: Mapping[int, Tile]) -> Tile:
-    """The tile for so many rows; ``tiles`` are by the most rows, the last one for more, too."""
+def tile_for(rows: int, tiles: Mapping[int, T]) -> T:
+    """The tile, or other parameters, for so many rows; they are by the most rows, the last one for more, too."""
     return tiles[min((most for most in tiles if rows <= most), default=max(tiles))]
 
 
@@ -74,6 +78,17 @@ class SplitK:
         return SplitK(split, like.new_empty(shape, dtype=dtype), counters)
 
 
+def zero_counters(x: Tensor) -> Tensor:
+    """Return counters on the device of x that are zeros at a launch, and again after it."""
+    return _counters_of(x.device, torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0)
+
+
+@cache
+def _counters_of(device: torch.device, stream: int) -> Tensor:
+    """Zeros of a stream, whose launches come one after the other; each leaves zeros."""
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+
+
 def _shared_memory(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor) - _KEPT
 
@@ -89,12 +104,12 @@ def clear(counters, count, MOST: tl.constexpr):
 
 
 @jit
-def split_k_reduce(local, sums, counters, tile, part, SPLIT_K: tl.constexpr):
+def split_k_reduce(local, sums, counters, tile, part, SPLIT_K):
     """The sum of what all programs of a tile found, in order, for the last of them that comes; and whether this one is.
 
     Counters are zeros again afterwards, so that the next launch can have them.
     """
-    last = True
+    last = part < SPLIT_K
     if SPLIT_K > 1:
         down: tl.constexpr = local.shape[0]
         across: tl.constexpr = local.shape[1]

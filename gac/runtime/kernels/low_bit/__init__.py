@@ -1,0 +1,45 @@
+"""Products with weights of few bits on a GPU, by the fastest kernels (``tests/benchmarks/results/kernels.md``).
+
+For more than ``MOST_ROWS`` rows a kernel writes the weight in 16 bits, and a GEMM multiplies it. Products and what is
+written are operators, so that compiled code and CUDA graphs hold them. Triton is imported when the first of them runs.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gac.runtime.kernels.gpu import operator
+from gac.runtime.kernels.low_bit.few_rows import few_rows
+from gac.runtime.kernels.low_bit.one_row import gemv
+from gac.runtime.kernels.low_bit.packed import Packed
+from gac.runtime.kernels.low_bit.tiles import MOST_ROWS, gemm
+from gac.runtime.kernels.low_bit.unpacked import unpacked
+
+_FEW_ROWS = {2: 16, 3: 32, 4: 8}
+"""By bits the most rows that are multiplied without tiles."""
+
+
+@operator(lambda x, words, *_: x.new_empty(*x.shape[:-1], len(words)))
+def few_bits_linear(
+    x: Tensor, words: Tensor, scale: Tensor, zeros: Tensor | None, bits: int, group: int, columns: int
+) -> Tensor:
+    """``x @ weight.T`` for x ``(..., columns)`` of 16 bits on a GPU: sums are float32, the result is in x's dtype."""
+    weight = Packed(words, scale, zeros, bits, group, columns)
+    inputs = x.reshape(-1, columns).contiguous()
+    if len(inputs) == 1:
+        y = gemv(inputs, weight)
+    elif len(inputs) <= _FEW_ROWS.get(bits, 1):
+        y = few_rows(inputs, weight)
+    elif len(inputs) <= MOST_ROWS:
+        y = gemm(inputs, weight)
+    else:
+        y = functional.linear(inputs, unpacked(weight, x.dtype))
+    return y.view(*x.shape[:-1], weight.rows)
+
+
+@operator(lambda words, _s, _z, _bits, _group, columns, dtype: words.new_empty(len(words), columns, dtype=dtype))
+def few_bits_written(
+    words: Tensor, scale: Tensor, zeros: Tensor | None, bits: int, group: int, columns: int, dtype: torch.dtype
+) -> Tensor:
+    """The weight ``(rows, columns)``, to the last bit what ``gac.runtime.storage.packed`` finds in PyTorch."""
+    return unpacked(Packed(words, scale, zeros, bits, group, columns), dtype)
