@@ -1,4 +1,4 @@
-"""The product of a few rows and a weight of few bits: tensor cores read numbers that threads make of words."""
+"""The product of a few rows and a weight of 2 to 4 bits: tensor cores read numbers that threads make of words."""
 
 from dataclasses import dataclass
 
@@ -20,17 +20,16 @@ class Rows:
 
     rows: int  # of the input, of a program
     tiles: int  # of 16 rows of the weight, of a warp
-    warps: int  # of a program
-    parts: int  # warps that share rows of the weight, each with a part of the columns
     programs_per_sm: int  # programs for each SM, at most, where several share a tile
+    warps: int = 4  # of a program
 
     def tile(self, block: int) -> Tile:
-        outputs = 16 * self.tiles * self.warps // self.parts
-        return Tile(self.rows, outputs, block * self.parts, self.warps, 1, self.programs_per_sm)
+        return Tile(self.rows, 16 * self.tiles * self.warps, block, self.warps, 1, self.programs_per_sm)
 
 
-_ROWS = {8: Rows(8, 2, 8, 8, 2), 16: Rows(16, 2, 8, 8, 2), 32: Rows(32, 2, 8, 8, 1)}
+_ROWS = {8: Rows(8, 2, 4), 16: Rows(16, 2, 4), 32: Rows(32, 2, 2)}
 """By the most rows; the last for more, too."""
+_IN_SHORT_GROUPS = {8: Rows(8, 1, 6), 16: Rows(16, 1, 6), 32: Rows(32, 2, 3)}
 
 
 def few_rows(x: Tensor, weight: Packed, how: Rows | None = None) -> Tensor:
@@ -38,8 +37,9 @@ def few_rows(x: Tensor, weight: Packed, how: Rows | None = None) -> Tensor:
 
     Where tiles are few, several programs share each, every one with a part of the columns.
     """
-    how = how or tile_for(len(x), _ROWS)
-    numbers = 16 if weight.bits == 8 or weight.group == LEAST_GROUP else 32  # of a thread, in a block
+    short = weight.group == LEAST_GROUP
+    how = how or tile_for(len(x), _IN_SHORT_GROUPS if short else _ROWS)
+    numbers = 16 if short else 32  # of a thread, in a block
     shared = weight.unit > numbers
     tile = how.tile(4 * numbers)
     sharing = SplitK.of(tile, len(x), weight.rows, weight.columns, x, torch.float32, zero_counters(x))
@@ -50,53 +50,66 @@ def few_rows(x: Tensor, weight: Packed, how: Rows | None = None) -> Tensor:
             x.view(torch.int32), *weight.read, out, sharing.sums, sharing.counters,
             len(x), weight.rows, *weight.sizes, MAGIC[x.dtype],
             **weight.options, DEEP=1 if shared else numbers // weight.unit, SHARED=shared,
-            EIGHTS=how.rows // 8, TILES=how.tiles, WARPS=how.warps, PARTS=how.parts,
-            EVEN_K=weight.columns % (4 * numbers * how.parts) == 0, EARLY=early,
-            COMPILED=x.is_cuda, num_warps=how.warps, **launch_options(early),
+            EIGHTS=how.rows // 8, TILES=how.tiles, WARPS=how.warps, EVEN_K=weight.columns % (4 * numbers) == 0,
+            EARLY=early, COMPILED=x.is_cuda, num_warps=how.warps, **launch_options(early),
         )  # fmt: skip
     return out
 
 
-# The Triton kernel.
+# The Triton kernel. Tuples have a tensor for every 8 rows of the weight, or of x.
 
 
 @jit
-def _group_of(
-    scale, zeros, row, group, groups, BITS: tl.constexpr, OWN_ZERO: tl.constexpr, dtype: tl.constexpr
+def _read(
+    words_at, scales_at, zeros, rows, block, left, n_cols, groups,
+    NUMBERS: tl.constexpr, DEEP: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
+    dtype: tl.constexpr,
 ):  # fmt: skip
-    """Return scales of a group, and what ``_weights`` adds, before its sign changes: float32."""
-    return tl.load(scale + group).to(tl.float32), zero_offset(zeros, row, group, groups, BITS, OWN_ZERO, dtype)
+    """Return words of a block, and its scales and offsets of zero points in turn; ``left`` units are there."""
+    unit: tl.constexpr = 32 if BITS == 3 else 32 // BITS
+    apart: tl.constexpr = 4 * NUMBERS // unit * (3 if BITS == 3 else 1)
+    group = block * (4 * NUMBERS) // GROUP if GROUP else 0
+    words, factors = (), ()
+    for tile in tl.static_range(len(rows)):
+        words += read_units(words_at[tile] + block * apart, left > 0, BITS, DEEP)
+        scales = tl.load(scales_at[tile] + group).to(tl.float32)
+        factors += scales, zero_offset(zeros, rows[tile], group, groups, BITS, OWN_ZERO, dtype)
+    return words, factors
 
 
 @jit
-def _weights(
-    units, magic, less, UNIT: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr, OWN_ZERO: tl.constexpr,
-    dtype: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
-    """Numbers AT of a unit, and half a unit further on, less their zero points: pairs of 16-bit numbers in int32."""
-    pairs = units[AT // 4][UNIT] >> (AT % 4 * 3) if BITS == 3 else units[0][UNIT] >> (AT * BITS)
-    if BITS == 8 and dtype == tl.bfloat16:  # 128 more has room for seven bits
-        high = (~pairs & 0x00800080) ^ (magic | -0x7FFF8000)
-        result = plus((pairs & 0x007F007F) | magic, high, dtype, COMPILED)
-        return plus(result, less, dtype, COMPILED) if OWN_ZERO else result
-    else:
-        return plus((pairs & (((1 << BITS) - 1) * 0x10001)) | magic, less, dtype, COMPILED)
+def _inputs(inputs_at, block, left, NUMBERS: tl.constexpr, SHARED: tl.constexpr):
+    """Return inputs of a block, 16 bytes a tensor: zeros where no units are left."""
+    chunks = ()
+    for eight in tl.static_range(len(inputs_at)):
+        offsets = inputs_at[eight] + block * (2 * NUMBERS)
+        chunks += input_chunks(offsets, left, NUMBERS // 8, 8 if SHARED else 4, True)
+    return chunks
+
+
+@jit
+def _shared_unit(units, later):
+    """Half the numbers of a unit of 3 bits: the later ones for some threads."""
+    first, second = tl.where(later, units[2][0], units[0][0]), tl.where(later, units[3][0], units[1][0])
+    return (first,), (second,)
 
 
 @jit
 def _sixteen(
     units, less, magic, TILE: tl.constexpr, UNIT: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr,
-    OWN_ZERO: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+    dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """The operand of a product that has 16 rows of the weight: of pairs AT and AT + 1 of each thread."""
+    """The operand of a product that has 16 rows of the weight.
+
+    Of pairs AT and AT + 1 of each thread: numbers AT of a unit, and half a unit further on, less their zero points.
+    """
     result = ()
     for part in tl.static_range(4):
-        result += (
-            _weights(
-                units[2 * TILE + part % 2], magic, less[2 * TILE + part % 2], UNIT, AT + part // 2,
-                BITS, OWN_ZERO, dtype, COMPILED,
-            ),
-        )  # fmt: skip
+        at: tl.constexpr = AT + part // 2
+        words = units[2 * TILE + part % 2]
+        pairs = words[at // 4][UNIT] >> (at % 4 * 3) if BITS == 3 else words[0][UNIT] >> (at * BITS)
+        numbers = (pairs & (((1 << BITS) - 1) * 0x10001)) | magic
+        result += (plus(numbers, less[2 * TILE + part % 2], dtype, COMPILED),)
     return result
 
 
@@ -106,10 +119,45 @@ def _four(values, AT: tl.constexpr):
 
 
 @jit
-def _shared_unit(units, later):
-    """Half the numbers of a unit of 3 bits: the later ones for some threads."""
-    first, second = tl.where(later, units[2][0], units[0][0]), tl.where(later, units[3][0], units[1][0])
-    return (first,), (second,)
+def _multiplied(
+    words, factors, chunks, total, later, magic,
+    NUMBERS: tl.constexpr, DEEP: tl.constexpr, SHARED: tl.constexpr, TILES: tl.constexpr, EIGHTS: tl.constexpr,
+    BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Return sums with those of a block."""
+    units, less = (), ()
+    for tile in tl.static_range(2 * TILES):
+        of_tile = words_of(words, tile, BITS)
+        units += ((_shared_unit(of_tile, later) if SHARED else of_tile),)
+        off = tl.zeros_like(total[0]) - factors[2 * tile + 1]
+        less += (packed(off, off, dtype, COMPILED),)
+    count: tl.constexpr = NUMBERS // DEEP // 8  # of 16 bytes of inputs, of a unit
+    for unit in tl.static_range(DEEP):
+        inputs = ()
+        for eight in tl.static_range(EIGHTS):
+            inputs += (paired_inputs(chunks, (eight * DEEP + unit) * count, count, 1, COMPILED),)
+        for at in tl.static_range(0, 4 * count, 2):
+            result = ()
+            for tile in tl.static_range(TILES):
+                a = _sixteen(units, less, magic, tile, unit, at, BITS, dtype, COMPILED)
+                for eight in tl.static_range(EIGHTS):
+                    sums = _four(total, tile * EIGHTS + eight)
+                    result += product(a, (inputs[eight][at], inputs[eight][at + 1]), sums, dtype, COMPILED)
+            total = result
+    return total
+
+
+@jit
+def _rescaled(total, factors, following, is_last, TILES: tl.constexpr, EIGHTS: tl.constexpr):
+    """Return sums in the scale of the following group, those after the last one in their own."""
+    result = ()
+    for tile in tl.static_range(TILES):
+        above = factors[4 * tile] / tl.where(is_last, 1.0, following[4 * tile])
+        below = factors[4 * tile + 2] / tl.where(is_last, 1.0, following[4 * tile + 2])
+        for eight in tl.static_range(EIGHTS):
+            sums = _four(total, tile * EIGHTS + eight)
+            result += sums[0] * above, sums[1] * above, sums[2] * below, sums[3] * below
+    return result
 
 
 @jit
@@ -124,122 +172,73 @@ def _stacked(values, FIRST: tl.constexpr, COUNT: tl.constexpr):
 
 
 @jit(do_not_specialize=["m", "groups"])
-def few_rows_kernel(  # noqa: C901, PLR0915
+def few_rows_kernel(
     x_ptr, words_ptr, scale_ptr, zeros_ptr, out_ptr, partial_ptr, counters_ptr, m, n, n_cols, groups, magic,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr, DEEP: tl.constexpr, SHARED: tl.constexpr,
-    EIGHTS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr, PARTS: tl.constexpr, EVEN_K: tl.constexpr,
+    EIGHTS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr, EVEN_K: tl.constexpr,
     EARLY: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """``x @ weight.T`` for EIGHTS times 8 rows of x, which is read as int32: two numbers of 16 bits.
 
-    A warp multiplies TILES times 16 rows of the weight by all rows of x, a block of columns at a time; PARTS warps take
-    turns with the blocks of the same rows. Four threads beside each other have DEEP units of a block each, or SHARED
-    half a unit. What a block needs is loaded while the block before it is multiplied. Sums are in the scale of the
-    group at hand: they change it with the group.
+    A warp multiplies TILES times 16 rows of the weight by all rows of x, a block of columns at a time. Four threads
+    beside each other have DEEP units of a block each, or SHARED half a unit. What a block needs is loaded while the
+    block before it is multiplied. Sums are in the scale of the group at hand: they change it with the group.
     """
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     unit: tl.constexpr = 32 if BITS == 3 else 32 // BITS
     each: tl.constexpr = 3 if BITS == 3 else 1
-    numbers: tl.constexpr = unit // 2 if SHARED else DEEP * unit  # of a thread
-    pairs: tl.constexpr = numbers // DEEP // 2  # of a unit, or half of one
-    together: tl.constexpr = 2 if BITS == 8 else 1  # units whose inputs fill 16 bytes
-    chunks_of: tl.constexpr = 2 if SHARED else together * unit // 8  # 16 bytes of inputs, for so many units
-    apart: tl.constexpr = 8 if SHARED else 4
-    units_of_block: tl.constexpr = 4 * numbers // unit
+    numbers: tl.constexpr = unit // 2 if SHARED else DEEP * unit  # of a thread, in a block
     thread = tl.arange(0, 32 * WARPS)
-    eighth, quarter, part = thread // 4 % 8, thread % 4, thread // 32 % PARTS
+    eighth, quarter = thread // 4 % 8, thread % 4
+    place, later = quarter % 2 if SHARED else quarter * DEEP, quarter >= 2
+    units = n_cols // unit - place  # of a row, from the thread's first on
+    units_of_block: tl.constexpr = 4 * numbers // unit
     words_of_row = n_cols // 32 * (32 // unit) * each  # so the compiler knows what divides them
-    place = quarter % 2 if SHARED else quarter * DEEP
-    later = quarter >= 2
-    input_at = place * (unit // 2) + later * 4 if SHARED else quarter * (numbers // 2)
-    blocks = tl.cdiv(n_cols, 4 * numbers)
-    share = tl.cdiv(tl.cdiv(blocks, PARTS), tl.num_programs(2)) * PARTS
-    first = tl.program_id(2) * share
-    last = tl.minimum(first + share, blocks)
-    begin = (tl.program_id(0) * (WARPS // PARTS) + thread // (32 * PARTS)) * (16 * TILES) + eighth
     rows, scales_at, words_at, inputs_at = (), (), (), ()
     for tile in tl.static_range(2 * TILES):
-        row = tl.minimum(begin + tile * 8, n - 1)
-        rows += (row,)
-        scales_at += (scale_ptr + row * (groups if GROUP else 1),)
-        words_at += (words_ptr + row.to(tl.int64) * words_of_row + place * each,)
+        row = (tl.program_id(0) * WARPS + thread // 32) * (16 * TILES) + tile * 8 + eighth
+        rows += (tl.minimum(row, n - 1),)
+        scales_at += (scale_ptr + rows[tile] * (groups if GROUP else 1),)
+        words_at += (words_ptr + rows[tile].to(tl.int64) * words_of_row + place * each,)
+    input_at = place * (unit // 2) + later * 4 if SHARED else quarter * (numbers // 2)
     for eight in tl.static_range(EIGHTS):
         row = tl.minimum((tl.program_id(1) * EIGHTS + eight) * 8 + eighth, m - 1)
         inputs_at += (x_ptr + row.to(tl.int64) * (n_cols // 2) + input_at,)
+    blocks = tl.cdiv(n_cols, 4 * numbers)
+    share = tl.cdiv(blocks, tl.num_programs(2))
+    first = tl.program_id(2) * share
+    last = tl.minimum(first + share, blocks)
     if EARLY:
         gdc_launch_dependents()
-    block = tl.minimum(first + part, blocks - 1)  # the last share may be empty
-    left = 1 if EVEN_K else (n_cols // unit - block * units_of_block - place)[:, None]
-    words, factors, chunks = (), (), ()
-    for tile in tl.static_range(2 * TILES):
-        words += read_units(words_at[tile] + block * (units_of_block * each), left > 0, BITS, DEEP)
-        factors += _group_of(
-            scales_at[tile], zeros_ptr, rows[tile], block * (4 * numbers) // GROUP if GROUP else 0, groups,
-            BITS, OWN_ZERO, dtype,
-        )  # fmt: skip
+    block = tl.minimum(first, blocks - 1)  # the last share may be empty
+    left = 1 if EVEN_K else (units - block * units_of_block)[:, None]
+    words, factors = _read(
+        words_at, scales_at, zeros_ptr, rows, block, left, n_cols, groups, numbers, DEEP, BITS, GROUP, OWN_ZERO, dtype
+    )
     if EARLY:
         gdc_wait()
-    left = 1 if EVEN_K else (n_cols // unit - (first + part) * units_of_block - place)[:, None]
-    for eight in tl.static_range(EIGHTS):
-        chunks += input_chunks(inputs_at[eight] + (first + part) * (2 * numbers), left, numbers // 8, apart, True)
-    nothing = tl.zeros((32 * WARPS,), tl.float32)
+    chunks = _inputs(inputs_at, block, left, numbers, SHARED)
     total = ()
     for _ in tl.static_range(4 * TILES * EIGHTS):
-        total += (nothing,)
-    for start in tl.range(first, last, PARTS):
-        coming = start + PARTS + part
-        block = tl.minimum(coming, blocks - 1)
-        left = 1 if EVEN_K else (n_cols // unit - block * units_of_block - place)[:, None]
-        group = block * (4 * numbers) // GROUP if GROUP else 0
-        next_words, next_factors, next_chunks, units, less = (), (), (), (), ()
-        for tile in tl.static_range(2 * TILES):
-            next_words += read_units(words_at[tile] + block * (units_of_block * each), left > 0, BITS, DEEP)
-            next_factors += _group_of(scales_at[tile], zeros_ptr, rows[tile], group, groups, BITS, OWN_ZERO, dtype)
-        left = 1 if EVEN_K else (n_cols // unit - coming * units_of_block - place)[:, None]
-        for eight in tl.static_range(EIGHTS):
-            next_chunks += input_chunks(inputs_at[eight] + block * (2 * numbers), left, numbers // 8, apart, True)
-        for tile in tl.static_range(2 * TILES):
-            of_tile = words_of(words, tile, BITS)
-            units += ((_shared_unit(of_tile, later) if SHARED else of_tile),)
-            off = nothing - factors[2 * tile + 1]
-            less += (packed(off, off, dtype, COMPILED),)
-        for item in tl.static_range(0, DEEP, together):
-            inputs = ()
-            for eight in tl.static_range(EIGHTS):
-                inputs += (
-                    paired_inputs(
-                        chunks, eight * (numbers // 8) + item // together * chunks_of, chunks_of, together, COMPILED
-                    ),
-                )  # fmt: skip
-            for at in tl.static_range(0, together * pairs, 2):
-                result = ()
-                for tile in tl.static_range(TILES):
-                    a = _sixteen(
-                        units, less, magic, tile, item + at // pairs, at % pairs, BITS, OWN_ZERO, dtype, COMPILED
-                    )
-                    for eight in tl.static_range(EIGHTS):
-                        sums = _four(total, tile * EIGHTS + eight)
-                        result += product(a, (inputs[eight][at], inputs[eight][at + 1]), sums, dtype, COMPILED)
-                total = result
-        result = ()
-        for tile in tl.static_range(TILES):
-            above = factors[4 * tile] / tl.where(start + PARTS >= last, 1.0, next_factors[4 * tile])
-            below = factors[4 * tile + 2] / tl.where(start + PARTS >= last, 1.0, next_factors[4 * tile + 2])
-            for eight in tl.static_range(EIGHTS):
-                sums = _four(total, tile * EIGHTS + eight)
-                result += (sums[0] * above, sums[1] * above, sums[2] * below, sums[3] * below)
-        total = result
+        total += (tl.zeros((32 * WARPS,), tl.float32),)
+    for start in tl.range(first, last):
+        block = tl.minimum(start + 1, blocks - 1)
+        left = 1 if EVEN_K else (units - block * units_of_block)[:, None]
+        next_words, next_factors = _read(
+            words_at, scales_at, zeros_ptr, rows, block, left, n_cols, groups,
+            numbers, DEEP, BITS, GROUP, OWN_ZERO, dtype,
+        )  # fmt: skip
+        next_chunks = _inputs(inputs_at, block, left, numbers, SHARED)
+        total = _multiplied(
+            words, factors, chunks, total, later, magic, numbers, DEEP, SHARED, TILES, EIGHTS, BITS, dtype, COMPILED
+        )
+        total = _rescaled(total, factors, next_factors, start + 1 == last, TILES, EIGHTS)
         words, factors, chunks = next_words, next_factors, next_chunks
-    count: tl.constexpr = 4 * TILES * EIGHTS
-    sums = _stacked(total, 0, count)
-    if PARTS > 1:
-        sums = tl.sum(tl.reshape(sums, (WARPS // PARTS, PARTS, 32, count)), axis=1)
-    sums = tl.reshape(sums, (WARPS // PARTS * 32, count))
-    thread = tl.arange(0, WARPS // PARTS * 32)[:, None]
-    number = tl.arange(0, count)[None, :]
-    column = (tl.program_id(0) * (WARPS // PARTS) + thread // 32) * (16 * TILES) + thread // 4 % 8
-    column += number // (4 * EIGHTS) * 16 + number // 2 % 2 * 8
-    row = tl.program_id(1) * (8 * EIGHTS) + thread % 4 * 2 + number // 4 % EIGHTS * 8 + number % 2
+    number = tl.arange(0, 4 * TILES * EIGHTS)[None, :]
+    column = (tl.program_id(0) * WARPS + thread // 32) * (16 * TILES) + eighth
+    column = column[:, None] + number // (4 * EIGHTS) * 16 + number // 2 % 2 * 8
+    row = tl.program_id(1) * (8 * EIGHTS) + quarter[:, None] * 2 + number // 4 % EIGHTS * 8 + number % 2
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    sums = _stacked(total, 0, 4 * TILES * EIGHTS)
     sums, done = split_k_reduce(sums, partial_ptr, counters_ptr, tile, tl.program_id(2), tl.num_programs(2))
     tl.store(out_ptr + row.to(tl.int64) * n + column, sums.to(dtype), mask=(row < m) & (column < n) & done)

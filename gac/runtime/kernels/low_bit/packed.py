@@ -94,12 +94,9 @@ def read_units(offsets, there, BITS: tl.constexpr, DEEP: tl.constexpr):
     many = tl.arange(0, DEEP)[None, :]
     if BITS == 3:
         offsets = offsets[:, None] + 3 * many
-        return (
-            tl.load(offsets, mask=there, cache_modifier=".cg"), tl.load(offsets + 1, mask=there, cache_modifier=".cg"),
-            tl.load(offsets + 2, mask=there, cache_modifier=".cg"),
-        )  # fmt: skip
+        return tl.load(offsets, mask=there), tl.load(offsets + 1, mask=there), tl.load(offsets + 2, mask=there)
     else:
-        return (tl.load(offsets[:, None] + many, mask=there, cache_modifier=".cg"),)
+        return (tl.load(offsets[:, None] + many, mask=there),)
 
 
 @jit
