@@ -20,7 +20,7 @@ from gac.runtime import limits as kernel_limits
 from gac.runtime.kernels import gpu
 from gac.runtime.kernels import low_bit as few_bits
 from gac.runtime.kernels.low_bit import MOST_ROWS, Packed
-from gac.runtime.kernels.low_bit.few_rows import Rows, few_rows
+from gac.runtime.kernels.low_bit.few_rows import Rows, skinny_gemm
 from gac.runtime.kernels.low_bit.one_row import Vector
 from gac.runtime.kernels.low_bit.tiles import gemm
 from gac.runtime.kernels.split_k import Tile
@@ -91,7 +91,7 @@ def test_a_weight_is_written_to_the_last_bit_as_pytorch_unpacks_it(
 ) -> None:
     """In bfloat16 on a GPU alone: Triton's interpreter leaves out what does not fit, in place of rounding."""
     storage, held = weight(name, rows, columns)
-    found = few_bits.unpacked(read(storage, held, columns), dtype).cpu()
+    found = few_bits.dequantised(read(storage, held, columns), dtype).cpu()
     expected = storage.values({tensor: one.cpu() for tensor, one in held.items()}, rows, columns, dtype)
     exact = DEVICE == "cuda" or dtype == torch.float16
     assert torch.allclose(found, expected, atol=0, rtol=0 if exact else 2**-7)
@@ -112,7 +112,7 @@ def test_products_are_those_of_the_unpacked_weight(name: str, rows: int, columns
 def test_few_rows_may_be_multiplied_in_other_sizes(name: str, how: Rows, mean: int) -> None:
     """What lies far from zero is no worse: numbers have more than their value before they are multiplied."""
     (storage, held), x = weight(name, 40, 320), mean + inputs(33, 320)
-    assert error(few_rows(x, read(storage, held, 320), how), x, storage, held) < 1e-3
+    assert error(skinny_gemm(x, read(storage, held, 320), how), x, storage, held) < 1e-3
 
 
 @pytest.mark.parametrize("mean", [0, 5])

@@ -324,7 +324,7 @@ def unpacked(weight: Weight, rows: int) -> Made:
     packed = packed_of(weight)
 
     def run(inputs: Inputs, own: Sequence[Tensor]) -> Tensor:
-        return functional.linear(inputs[0], low_bit.unpacked(with_tensors(packed, own), DTYPE))
+        return functional.linear(inputs[0], low_bit.dequantised(with_tensors(packed, own), DTYPE))
 
     return Made(tensors_of(packed), run)
 

@@ -1,4 +1,4 @@
-"""Sizes that GAC's kernels could have: a candidate for each (``split_k.Tile``, ``low_bit.Vector``)."""
+"""Sizes that GAC's kernels could have: a candidate for each ``Tile``, ``Vector`` and ``Rows``."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -6,8 +6,9 @@ from functools import partial
 from torch import Tensor
 
 from gac.runtime.kernels import int8_fp8 as eight_bits_gemm
-from gac.runtime.kernels import low_bit as few_bits
-from gac.runtime.kernels.low_bit import Vector
+from gac.runtime.kernels.low_bit.few_rows import Rows, skinny_gemm
+from gac.runtime.kernels.low_bit.one_row import Vector, gemv
+from gac.runtime.kernels.low_bit.tiles import gemm
 from gac.runtime.kernels.quantise_rows import quantise_rows
 from gac.runtime.kernels.split_k import Tile
 from tests.benchmarks.kernels.candidates import (
@@ -27,15 +28,18 @@ VECTORS = (
     Vector(8, 8, 4, 80), Vector(8, 8, 4), Vector(8, 8, 2), Vector(16, 16, 2, 64), Vector(16, 16, 4, 64),
     Vector(4, 4, 4), Vector(8, 4, 4, 80),
 )  # fmt: skip
+ROWS = (
+    Rows(8, 2, 4), Rows(8, 1, 6), Rows(16, 2, 4), Rows(16, 2, 3), Rows(16, 1, 6), Rows(32, 2, 2), Rows(32, 2, 3),
+)  # fmt: skip
 OF_FEW_BITS = {
     16: (
-        Tile(16, 128, 128, 4, 4), Tile(16, 64, 128, 4, 4), Tile(16, 64, 128, 4, 4, 4), Tile(16, 128, 128, 4, 4, 3),
-        Tile(16, 128, 128, 4, 6, 3), Tile(16, 128, 128, 8, 4), Tile(16, 64, 128, 4, 6, 3),
+        Tile(16, 128, 128, 4, 4), Tile(16, 64, 256, 4, 4, 3), Tile(16, 64, 256, 4, 4, 4), Tile(16, 128, 128, 4, 4, 3),
+        Tile(16, 128, 256, 4, 3), Tile(16, 64, 512, 4, 3, 3),
     ),
-    32: (Tile(32, 128, 128, 4, 4), Tile(32, 64, 128, 4, 4, 4)),
+    32: (Tile(32, 128, 128, 4, 4), Tile(32, 64, 128, 4, 4, 4), Tile(32, 64, 256, 4, 3, 3), Tile(32, 128, 256, 4, 3)),
     64: (
-        Tile(64, 64, 128, 4, 4), Tile(64, 128, 128, 4, 3), Tile(64, 128, 128, 8, 4), Tile(64, 128, 128, 4, 4, 1),
-        Tile(64, 64, 128, 4, 3, 4), Tile(64, 128, 128, 8, 3),
+        Tile(64, 64, 128, 4, 4), Tile(64, 128, 128, 4, 3), Tile(64, 128, 128, 8, 4), Tile(64, 64, 256, 4, 3),
+        Tile(64, 128, 256, 8, 3, 1), Tile(64, 256, 128, 8, 3, 1),
     ),
     256: (
         Tile(64, 128, 128, 4, 3), Tile(128, 128, 128, 8, 3), Tile(128, 128, 128, 8, 2), Tile(64, 128, 128, 8, 3),
@@ -62,13 +66,18 @@ OF_8_BITS = {
 def vector(weight: Weight, rows: int, how: Vector) -> Made:
     """One row and a weight of few bits."""
     packed = packed_of(weight)
-    return Made(tensors_of(packed), lambda inputs, own: few_bits.gemv(inputs[0], with_tensors(packed, own), how))
+    return Made(tensors_of(packed), lambda inputs, own: gemv(inputs[0], with_tensors(packed, own), how))
+
+
+def few_rows(weight: Weight, rows: int, how: Rows) -> Made:
+    packed = packed_of(weight)
+    return Made(tensors_of(packed), lambda inputs, own: skinny_gemm(inputs[0], with_tensors(packed, own), how))
 
 
 def few(weight: Weight, rows: int, how: Tile) -> Made:
     """More rows; where tiles are few, several programs share each."""
     packed = packed_of(weight)
-    return Made(tensors_of(packed), lambda inputs, own: few_bits.gemm(inputs[0], with_tensors(packed, own), how))
+    return Made(tensors_of(packed), lambda inputs, own: gemm(inputs[0], with_tensors(packed, own), how))
 
 
 def eight(weight: Weight, rows: int, how: Tile) -> Made:
@@ -81,7 +90,7 @@ def eight(weight: Weight, rows: int, how: Tile) -> Made:
     return Made((weight.held["weight"], weight.held["weight_scale"]), run)
 
 
-def _named(kind: str, how: Tile | Vector) -> str:
+def _named(kind: str, how: Tile | Vector | Rows) -> str:
     return f"{kind} {'-'.join(map(str, vars(how).values()))}"
 
 
@@ -110,6 +119,16 @@ def _candidates() -> list[Candidate]:
             _named("vector", how), "gac", FEW_BITS, partial(vector, how=how), partial(_takes_packed, [range(1, 2)])
         )
         for how in VECTORS
+    ]
+    found += [
+        Candidate(
+            _named("rows", how),
+            "gac",
+            tuple(scheme for scheme in FEW_BITS if scheme != "w8a16"),
+            partial(few_rows, how=how),
+            partial(_takes_packed, [range(2, how.rows + 1)]),
+        )
+        for how in ROWS
     ]
     for kind, schemes, make, takes, tiles in (
         ("tile", FEW_BITS, few, _takes_packed, OF_FEW_BITS),

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from gac.runtime.kernels.gpu import operator
-from gac.runtime.kernels.low_bit.few_rows import few_rows
+from gac.runtime.kernels.low_bit.dequantise import dequantised
+from gac.runtime.kernels.low_bit.few_rows import skinny_gemm
 from gac.runtime.kernels.low_bit.one_row import gemv
 from gac.runtime.kernels.low_bit.packed import Packed
 from gac.runtime.kernels.low_bit.tiles import MOST_ROWS, gemm
-from gac.runtime.kernels.low_bit.unpacked import unpacked
 from gac.runtime.limits import LEAST_GROUP
 
 _FEW_ROWS = {3: 32}
@@ -32,11 +32,11 @@ def few_bits_linear(
     if len(inputs) == 1:
         y = gemv(inputs, weight)
     elif len(inputs) <= most:
-        y = few_rows(inputs, weight)
+        y = skinny_gemm(inputs, weight)
     elif len(inputs) <= MOST_ROWS:
         y = gemm(inputs, weight)
     else:
-        y = functional.linear(inputs, unpacked(weight, x.dtype))
+        y = functional.linear(inputs, dequantised(weight, x.dtype))
     return y.view(*x.shape[:-1], weight.rows)
 
 
@@ -45,4 +45,4 @@ def few_bits_written(
     words: Tensor, scale: Tensor, zeros: Tensor | None, bits: int, group: int, columns: int, dtype: torch.dtype
 ) -> Tensor:
     """The weight ``(rows, columns)``, to the last bit what ``gac.runtime.storage.packed`` finds in PyTorch."""
-    return unpacked(Packed(words, scale, zeros, bits, group, columns), dtype)
+    return dequantised(Packed(words, scale, zeros, bits, group, columns), dtype)

@@ -32,7 +32,7 @@ _ROWS = {8: Rows(8, 2, 4), 16: Rows(16, 2, 4), 32: Rows(32, 2, 2)}
 _IN_SHORT_GROUPS = {8: Rows(8, 1, 6), 16: Rows(16, 1, 6), 32: Rows(32, 2, 3)}
 
 
-def few_rows(x: Tensor, weight: Packed, how: Rows | None = None) -> Tensor:
+def skinny_gemm(x: Tensor, weight: Packed, how: Rows | None = None) -> Tensor:
     """Some rows x ``(rows, columns)``: one launch.
 
     Where tiles are few, several programs share each, every one with a part of the columns.
@@ -95,21 +95,25 @@ def _shared_unit(units, later):
 
 
 @jit
+def _pair(
+    units, less, magic, UNIT: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr,
+    dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Numbers AT of a unit, and half a unit further on, less their zero points: in int32."""
+    pair = units[AT // 4][UNIT] >> (AT % 4 * 3) if BITS == 3 else units[0][UNIT] >> (AT * BITS)
+    return plus((pair & (((1 << BITS) - 1) * 0x10001)) | magic, less, dtype, COMPILED)
+
+
+@jit
 def _sixteen(
     units, less, magic, TILE: tl.constexpr, UNIT: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr,
     dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """The operand of a product that has 16 rows of the weight.
-
-    Of pairs AT and AT + 1 of each thread: numbers AT of a unit, and half a unit further on, less their zero points.
-    """
+    """The operand of a product that has 16 rows of the weight: pairs AT and AT + 1 of each thread."""
     result = ()
     for part in tl.static_range(4):
-        at: tl.constexpr = AT + part // 2
-        words = units[2 * TILE + part % 2]
-        pairs = words[at // 4][UNIT] >> (at % 4 * 3) if BITS == 3 else words[0][UNIT] >> (at * BITS)
-        numbers = (pairs & (((1 << BITS) - 1) * 0x10001)) | magic
-        result += (plus(numbers, less[2 * TILE + part % 2], dtype, COMPILED),)
+        of_rows, off = units[2 * TILE + part % 2], less[2 * TILE + part % 2]
+        result += (_pair(of_rows, off, magic, UNIT, AT + part // 2, BITS, dtype, COMPILED),)
     return result
 
 

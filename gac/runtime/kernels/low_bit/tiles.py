@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gac.runtime.kernels.gpu import ceil_div, launch_options, launching_on, starts_early
 from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
+from gac.runtime.kernels.low_bit.dequantise import numbers_of
 from gac.runtime.kernels.low_bit.packed import MAGIC, Packed, zero_offset
-from gac.runtime.kernels.low_bit.unpacked import numbers_of
 from gac.runtime.kernels.split_k import SplitK, Tile, clear, split_k_reduce, tile_for
 from gac.runtime.limits import LEAST_GROUP
 

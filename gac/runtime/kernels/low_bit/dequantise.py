@@ -11,7 +11,7 @@ from gac.runtime.kernels.ptx import halves
 _ROWS, _NUMBERS = 32, 128
 
 
-def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
+def dequantised(weight: Packed, dtype: torch.dtype) -> Tensor:
     """``few_bits_written`` in one launch: a program writes some rows, and of each some numbers."""
     out = weight.words.new_empty(weight.rows, weight.columns, dtype=dtype)
     rows, numbers = _ROWS, min(_NUMBERS, weight.group or _NUMBERS)
