@@ -20,7 +20,7 @@ class Float8Levels(Levels):
     """Those of e4m3, on both sides of zero; there are no zero points."""
 
     most = int(torch.finfo(FLOAT8).max)
-    floating = True
+    number = "e4m3"
 
     def nearest_(self, units: Tensor) -> Tensor:
         return units.copy_(units.clamp_(-self.most, self.most).float().to(FLOAT8).float())
@@ -29,7 +29,7 @@ class Float8Levels(Levels):
         return self.nearest_(values / scale)
 
     def fitted(self, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        scales = _octave(values.abs().amax(-1, keepdim=True) / self.most)
+        scales = octave(values.abs().amax(-1, keepdim=True) / self.most)
         costs = torch.stack([self._costs(scale, values, weights) for scale in scales])
         best = torch.stack(scales).gather(0, costs.argmin(0, keepdim=True))[0]
         return best, torch.zeros_like(best)
@@ -38,7 +38,8 @@ class Float8Levels(Levels):
         return (self.nearest_(values / scale).mul_(scale) - values).square_() @ weights[..., None]
 
 
-def _octave(least: Tensor) -> list[Tensor]:
+def octave(least: Tensor) -> list[Tensor]:
+    """Return the scales of 4 bits from the least one that is no smaller to twice that."""
     mantissa, exponent = torch.frexp(least.clamp_min(TINY))
     first = (mantissa * 2 * PARTS).ceil_() - PARTS  # 0 to PARTS, counted from the power of two below
     scales = []
