@@ -23,9 +23,9 @@ class Floats4(modeling_gac.Floats4, Storage):
     """Groups of ``group`` columns have one scale; ``power``: a power of two."""
 
     def flaw(self, tensors: Tensors, rows: int, columns: int) -> str | None:
-        if self.power:
-            return None
-        scales = {name: tensors[name].float() for name in ("weight_scale", "weight_global_scale")}
+        scales = {name: tensor.float() for name, tensor in tensors.items() if name != "weight_packed"}
+        if self.power:  # 255 stands for no number
+            scales["weight_scale"] = torch.exp2(scales["weight_scale"] - 127)
         return next(filter(None, (not_scales(scales, name) for name in scales)), None)
 
     def can_slice_columns(self, columns: slice, total: int) -> bool:

@@ -58,12 +58,12 @@ class Floats4Weights(Scheme):
     def grid(self, tensors: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid":
         import torch
 
-        from gac.schemes.floats4.levels import levels_for
+        from gac.schemes.floats4.levels import Float4Levels
         from gac.schemes.matrices import Grid
 
         storage: Any = storage_of(self)
         numbers, scale = storage.numbers_and_scale(tensors, columns)
-        return Grid(numbers, scale, torch.zeros_like(scale), self.group, levels_for(numbers, self.power))
+        return Grid(numbers, scale, torch.zeros_like(scale), self.group, Float4Levels(self.power))
 
     def on_grid(self, grid: "Grid") -> "dict[str, Tensor]":
         from gac.schemes.floats4.levels import packed
