@@ -58,6 +58,19 @@ def test_feedback_loses_no_more_and_is_stored_as_it_was_rounded(name: str, seed:
         assert torch.equal(held(name, scheme.stored(matrix, seen), *matrix.shape), rounded)
 
 
+@NAMES
+def test_parts_of_a_matrix_are_cut_from_its_tensors(name: str) -> None:
+    storage, tensors = storage_of(scheme_named(name)), scheme_named(name).stored(normal(12, 128))
+    assert isinstance(storage, Storage)
+    whole = held(name, tensors, 12, 128)
+    rows, columns, which = slice(3, 7), slice(32, 96), torch.tensor([5, 0, 5])
+    assert torch.equal(held(name, storage.slice_rows(tensors, rows), 4, 128), whole[rows])
+    assert torch.equal(held(name, storage.slice_columns(tensors, columns, 128), 12, 64), whole[:, columns])
+    assert torch.equal(storage.rows(tensors, which, 12, 128, torch.float64), whole[which])
+    assert storage.can_slice_columns(columns, 128)
+    assert not storage.can_slice_columns(slice(8, 96), 128)
+
+
 def test_more_exact_scales_lose_less() -> None:
     matrix = normal(64, 128)
     small, large = (float((scheme_named(name).quantised(matrix) - matrix).norm()) for name in ("nvfp4a16", "mxfp4a16"))
