@@ -28,7 +28,6 @@ from gac.models.plain import check_in_memory
 from gac.models.threads import entry_point
 from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.contract import COMPRESSED, LAYOUT, QUANTIZATION
-from gac.runtime.storage.base import Storage
 from gac.runtime.storage.embeddings import embeddings_of
 from gac.runtime.storage.modules import Stored, plain_state
 from gac.schemes import scheme_named
@@ -145,12 +144,13 @@ def _state(model: Any, plain: Any, plan: Plan, merge: bool, as_stored: bool) -> 
 
 def _stored_state(model: Any, plan: Plan) -> dict[str, Tensor]:
     """Tensors, by name, of weights of few bits; those of one block together, since engines join some of them."""
-    blocks: dict[tuple[str, Storage], dict[str, Stored]] = defaultdict(dict)
+    blocks: dict[tuple[str, str], dict[str, Stored]] = defaultdict(dict)  # by name and scheme
     state: dict[str, Tensor] = {}
     for choice in plan.weights:
         if isinstance(module := model.get_submodule(choice.name), Stored):
-            blocks[choice.name.rpartition(".")[0], module.storage][choice.name] = module
-    for (block, storage), modules in blocks.items():
+            blocks[choice.name.rpartition(".")[0], choice.scheme][choice.name] = module
+    for (block, _), modules in blocks.items():
+        storage = next(iter(modules.values())).storage
         try:
             exported = storage.exported([module.tensors for module in modules.values()])
         except ValueError as failure:
