@@ -99,7 +99,7 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
 def _check_engine(engine: Engine, space: Space, run: Deployment) -> None:
     if (unserved := engine.unserved(space.forms, space.schemes)) is not None:
         served = ", ".join(form.name for form in FORMS if form.served)
-        expected = f"the forms {served}, which it runs at full speed, and schemes with a storage"
+        expected = f"the forms {served}, which it runs at full speed, and schemes with kernels"
         remedy = f"Leave it out, or plan for {TRANSFORMERS.name}."
         raise PlanError(f"{unserved} for engine {engine.name}", expected, remedy)
     if engine.shares and run.fuse is False:

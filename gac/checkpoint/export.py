@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from collections import defaultdict
 from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
@@ -32,6 +33,7 @@ from gac.runtime.storage.modules import Stored, plain_state
 from gac.schemes import scheme_named
 
 logger = logging.getLogger("gac")
+_REMEDY = "Export it without compressed_tensors, in the model's dtype; or open the checkpoint as it is."
 
 
 @entry_point()
@@ -133,18 +135,34 @@ def weight_state(model: PreTrainedModel, plain: nn.Module, choice: WeightChoice,
 
 
 def _state(model: Any, plain: Any, plan: Plan, merge: bool, as_stored: bool) -> dict[str, Tensor]:
-    state = unchanged_state(model, plan)
+    state = unchanged_state(model, plan) | (_stored_state(model, plan) if as_stored else {})
     for choice in filter(attrgetter("changed"), plan.weights):
-        module = model.get_submodule(choice.name)
-        if as_stored and isinstance(module, Stored):
-            state |= {f"{choice.name}.{name}": value.detach() for name, value in module.state_dict().items()}
-        else:
+        if not (as_stored and isinstance(model.get_submodule(choice.name), Stored)):
             state |= weight_state(model, plain, choice, merge)
     return state
 
 
+def _stored_state(model: Any, plan: Plan) -> dict[str, Tensor]:
+    """Tensors, by name, of weights of few bits; those of one block together, since engines join some of them."""
+    blocks: dict[tuple[str, str], dict[str, Stored]] = defaultdict(dict)  # by name and scheme
+    state: dict[str, Tensor] = {}
+    for choice in plan.weights:
+        if isinstance(module := model.get_submodule(choice.name), Stored):
+            blocks[choice.name.rpartition(".")[0], choice.scheme][choice.name] = module
+    for (block, _), modules in blocks.items():
+        storage = next(iter(modules.values())).storage
+        try:
+            exported = storage.exported([module.tensors for module in modules.values()])
+        except ValueError as failure:
+            raise CheckpointError(f"{block}: {failure}", "scales that are nearer", _REMEDY) from failure
+        for (name, module), tensors in zip(modules.items(), exported, strict=True):
+            held = module.state_dict() | tensors
+            state |= {f"{name}.{key}": value.detach() for key, value in held.items()}
+    return state
+
+
 def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
-    layout = layout_of(model, plan) or {"config_groups": {}}
+    layout = layout_of(model, plan, exported=True) or {"config_groups": {}}
     readable = {target for group in layout["config_groups"].values() for target in group["targets"]}
     stored = [weight for weight in plan.weights if isinstance(model.get_submodule(weight.name), Stored)]
     if not stored:
@@ -160,7 +178,7 @@ def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
         raise CheckpointError(
             f"{choice.name} in {choice.scheme}, a {kind.__name__} of {columns} columns",
             expected,
-            "Export it without compressed_tensors, in the model's dtype; or open the checkpoint as it is.",
+            _REMEDY,
         )
     return without(layout, embeddings_of(model))
 

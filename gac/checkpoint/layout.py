@@ -32,8 +32,11 @@ def without(layout: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return _key([group | {"targets": names} for group, names in groups if names], [*rest, *sorted(gone)])
 
 
-def layout_of(model: nn.Module, plan: Plan) -> dict[str, Any] | None:
-    """The key for a model with the plan's modules in it; None where no weight is in a format of compressed-tensors."""
+def layout_of(model: nn.Module, plan: Plan, exported: bool = False) -> dict[str, Any] | None:
+    """The key for a model with the plan's modules in it; None where no weight is in a format of compressed-tensors.
+
+    ``exported``: weights lie as ``Storage.exported`` has them, not as they are stored.
+    """
     schemes = {choice.name: choice.scheme for choice in plan.weights}
     groups: dict[str, dict[str, Any]] = {}
     rest: list[str] = []
@@ -41,7 +44,7 @@ def layout_of(model: nn.Module, plan: Plan) -> dict[str, Any] | None:
         if not isinstance(module, _LINEAR):
             continue
         group = None
-        if isinstance(module, Stored):
+        if isinstance(module, Stored) and (exported or module.storage.is_exported_as_stored):
             group = scheme_named(_scheme_of(name, schemes, plan)).config_group(module.matrix[1])
         if group is not None:
             groups.setdefault(json.dumps(group, sort_keys=True), group | {"targets": []})["targets"].append(name)

@@ -13,6 +13,7 @@ from gac.forms import form_named
 from gac.models.attentions import heads_of
 from gac.models.sites import Weight
 from gac.runtime.contract import FEW_ROWS
+from gac.runtime.limits import no_kernel
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 STEPS = ("engine_step", "served_step", "paired_step")
@@ -28,7 +29,7 @@ class Engine:
     """An engine for which plans are made.
 
     Attributes:
-        plugin: plans are served by GAC's plugin, which runs forms that are ``served``, and schemes with a storage.
+        plugin: plans are served by GAC's plugin, which runs forms that are ``served``, and schemes with kernels.
         shares: weights that read the same input always share a GEMM.
         few_rows: up to so many rows its linear layers of 16 bits run in ``gac.runtime.kernels.few_rows``.
     """
@@ -49,8 +50,13 @@ class Engine:
         if not self.plugin:
             return None
         slow = [f"form {name}" for name in forms if not form_named(name).served]
-        without = [name for name in schemes if name != DEFAULT_SCHEME and scheme_named(name).storage is None]
+        without = [name for name in schemes if name != DEFAULT_SCHEME and not _has_kernel(name)]
         return next(iter([*slow, *(f"scheme {name}" for name in without)]), None)
+
+
+def _has_kernel(scheme: str) -> bool:
+    storage = scheme_named(scheme).storage
+    return storage is not None and storage.limit is not no_kernel
 
 
 TRANSFORMERS = Engine("transformers")

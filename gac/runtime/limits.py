@@ -26,6 +26,11 @@ def few_bits(rows: int, columns: int, bits: int, group: int | None, zero: bool) 
     return None
 
 
+def no_kernel(rows: int, columns: int, **options: object) -> str | None:
+    """Return that no kernel reads a weight, whatever its size."""
+    return "its storage has no kernel"
+
+
 def eight_bits(rows: int, columns: int) -> str | None:
     """Return why no GPU has a GEMM for such a weight of ``gac.runtime.storage.eight_bits``; None where some do."""
     for size, side in ((rows, "rows"), (columns, "columns")):

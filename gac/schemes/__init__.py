@@ -16,6 +16,8 @@ SCHEMES: Registry[Scheme] = Registry(
         "w4a16": "gac.schemes.integers:W4A16",
         "w3a16": "gac.schemes.integers:W3A16",
         "w2a16": "gac.schemes.integers:W2A16",
+        "nvfp4a16": "gac.schemes.floats4:NVFP4A16",
+        "mxfp4a16": "gac.schemes.floats4:MXFP4A16",
     },
     lambda scheme: check_contract("scheme", scheme, ("dtype", "bits"), Scheme),
     PlanError,

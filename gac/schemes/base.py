@@ -52,7 +52,8 @@ def config_arguments(
 ) -> dict[str, Any]:
     """Arguments of a group for weights or inputs; ``kind`` of a number is ``int`` or ``float``.
 
-    ``strategy`` is that of scales: ``channel`` (a row), ``group``, or ``token``, which are found as tokens come.
+    ``strategy`` is that of scales: ``channel`` (a row), ``group``, ``tensor_group`` (with one more for the matrix), or
+    ``token``, which are found as tokens come.
     """
     arguments = {"num_bits": bits, "type": kind, "symmetric": symmetric, "strategy": strategy}
     return arguments | {"dynamic": strategy == "token", "group_size": group}

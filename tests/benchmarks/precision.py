@@ -4,8 +4,9 @@
     python tests/benchmarks/precision.py --model rotated-smollm2 --output precision.json
 
 Every row is a plan of least loss in so many bytes, compressed and measured. ``bits`` chooses schemes of dense weights,
-``ranks`` and ``widths`` choose low-rank pairs and shorter weights in 16 bits, ``joint`` has all of them. Several rows
-can be measured at a time, each by a process with a file of its own.
+``ranks`` and ``widths`` choose low-rank pairs and shorter weights in 16 bits, ``joint`` has all of them. With
+``--whole`` there is a row for each scheme that is named, which all weights are in. Several rows can be measured at a
+time, each by a process with a file of its own.
 """
 
 from collections import Counter
@@ -29,6 +30,7 @@ def main() -> None:
     parser = options(__doc__, *OF_A_STUDY, "--refit")
     parser.add_argument("--bits", type=float, nargs="*", default=BITS)
     parser.add_argument("--sets", nargs="*", choices=SETS, default=list(SETS))
+    parser.add_argument("--whole", nargs="*", default=(), help="schemes that all weights are in, one after the other")
     parser.add_argument("--rotate", action="store_true", help="as the option of gac.allocate")
     parser.set_defaults(calibration="wiki-sample:190x1024")
     asked = parser.parse_args()
@@ -37,6 +39,8 @@ def main() -> None:
         for name in asked.sets:
             given = {"memory": bits / 16, **SETS[name]}
             study.add({"with": name, "bits": bits}, 1.0, refit=asked.refit, rotate=asked.rotate, **given)
+    for scheme in asked.whole:
+        study.add({"with": scheme}, 1.0, refit=asked.refit, rotate=asked.rotate, forms=(), schemes=(scheme,))
 
 
 class Precision(Study):

@@ -15,6 +15,7 @@ import gac
 from gac.core.errors import CheckpointError
 from gac.plan.plan import Plan
 from gac.runtime.storage.modules import stored_modules
+from gac.schemes import scheme_named
 from tests.checkpoint.test_three_ways import answers
 from tests.compression.applying import IDS
 from tests.compression.stored import CHOOSY, SCHEMES, held_bytes, stored, stored_model
@@ -24,12 +25,13 @@ compressors = pytest.importorskip("compressed_tensors.compressors")
 quantization = pytest.importorskip("compressed_tensors.quantization")
 
 MakePlan = Callable[..., Plan]
-Q, OUT, UP = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj", "model.layers.1.mlp.up_proj"
+Q, OUT = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj"
+UP, DOWN = "model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"
 CHOSEN = {
     Q: ("low_rank", 32, "w4a16:16"),
     OUT: ("dense", 64, "w8a8"),
     UP: ("dense", 64, "fp8"),
-    "model.layers.1.mlp.down_proj": ("dense", 64, "w3a16:128"),  # of 176 columns
+    DOWN: ("dense", 64, "w3a16:128"),  # of 176 columns
 }
 
 
@@ -40,8 +42,8 @@ def chosen_model(make_plan: MakePlan, chosen: Any = CHOSEN) -> Any:
 
 
 def dense_in(scheme: str) -> dict[str, tuple[str, int, str]]:
-    """Every weight but one."""
-    weights = weights_of(small_config("llama"))[1:]
+    """Every weight but one, and those that groups do not divide."""
+    weights = [one for one in weights_of(small_config("llama"))[1:] if not scheme_named(scheme).ragged(one.in_features)]
     return {one.name: ("dense", min(one.out_features, one.in_features), scheme) for one in weights}
 
 
@@ -73,10 +75,10 @@ def test_the_key_names_every_module_once(saved: Path, make_plan: MakePlan, tmp_p
     }
     how = [key[name] for name in ("quant_method", "quantization_status", "format")]
     assert how == ["compressed-tensors", "compressed", "mixed-precision"]
-    assert {"lm_head", "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.k_proj"} < set(key["ignore"])
+    assert {"lm_head", DOWN, "model.layers.0.self_attn.k_proj"} < set(key["ignore"])
     assert not set(key["ignore"]) & said.keys()
     # Groups that do not divide a matrix are left out, as others cannot read them; GAC can.
-    down = gac.load(saved, device="cpu").get_submodule("model.layers.1.mlp.down_proj")
+    down = gac.load(saved, device="cpu").get_submodule(DOWN)
     assert down.values(torch.float32).isfinite().all()
     gac.save(chosen_model(make_plan, {Q: ("low_rank", 16, "bf16")}), tmp_path / "plain")
     assert "quantization_config" not in json.loads((tmp_path / "plain" / "config.json").read_bytes())
@@ -101,7 +103,34 @@ def test_the_package_reads_all_values(make_plan: MakePlan, tmp_path: Path) -> No
                 assert torch.equal(found["weight"], modules[target].values(dtype).flatten(0, -2)), target
             again = compressor.compress(found, group)  # type: ignore[possibly-undefined]
             assert all(torch.equal(again[name].to(one.dtype), one) for name, one in held.items()), target
-    assert len(formats) == len(SCHEMES) - 1 + len(CHOOSY)
+    assert len(formats) == len(SCHEMES) - 2 + len(CHOOSY)  # bf16 has none, nvfp4a16 has one in an export alone
+
+
+def test_an_export_in_4_bit_floats_holds_the_same_values(make_plan: MakePlan, tmp_path: Path) -> None:
+    """NVFP4 has one global scale a block, the reciprocal, for vLLM joins matrices; checkpoints have one a row."""
+    model = chosen_model(make_plan, dense_in("nvfp4a16") | {UP: ("dense", 64, "mxfp4a16")})
+    larger = model.get_submodule(OUT).weight_global_scale.mul_(4)
+    gac.save(model, tmp_path / "saved")
+    assert [group["targets"] for group in key_of(tmp_path / "saved")["config_groups"].values()] == [[UP]]
+    gac.export(model, tmp_path / "plain", compressed_tensors=True)
+    tensors = load_file(tmp_path / "plain" / "model.safetensors")
+    config, targets = quantization.QuantizationConfig.model_validate(key_of(tmp_path / "plain")), set()
+    for group in config.config_groups.values():
+        compressor = compressors.BaseCompressor.get_value_from_registry(str(group.format))
+        for target in group.targets:
+            held = {name: tensors.pop(f"{target}.{name}") for name in compressor.compression_param_names(group)}
+            found = compressor.decompress(held, group)["weight"]
+            assert torch.equal(found, model.get_submodule(target).values(torch.bfloat16)), target
+            if target.startswith(OUT.rpartition(".")[0]):
+                assert torch.equal(held["weight_global_scale"], 1 / larger[0])
+        preset = quantization.preset_name_to_scheme(str(group.format)[:5].upper() + "A16", [])
+        assert group.weights.model_dump(exclude={"zp_dtype"}) == preset.weights.model_dump(exclude={"zp_dtype"})
+        targets |= {*group.targets}
+    assert targets == {*stored_modules(model)}
+    assert not [name for name in tensors if name.startswith(tuple(targets))]
+    larger *= 2.0**12
+    with pytest.raises(CheckpointError, match=r"self_attn: scales of NVFP4 further apart .* Export it without"):
+        gac.export(model, tmp_path / "other", compressed_tensors=True)
 
 
 # --- plain transformers ---------------------------------------------------------------------------------------------
@@ -126,7 +155,7 @@ for folder in sys.argv[1:]:
 @pytest.mark.slow
 def test_an_export_opens_without_gac_and_without_code(make_plan: MakePlan, tmp_path: Path) -> None:
     """The same function where inputs are not quantised; that package quantises them in scales of its own."""
-    tolerances = {"w8a16": 0.0, "fp8": 0.1}
+    tolerances = {"w8a16": 0.0, "nvfp4a16": 0.0, "mxfp4a16": 0.0, "fp8": 0.1}
     models = {scheme: chosen_model(make_plan, dense_in(scheme)) for scheme in tolerances}
     for scheme, model in models.items():
         gac.export(model, tmp_path / scheme, compressed_tensors=True)
@@ -142,6 +171,10 @@ def test_an_export_opens_without_gac_and_without_code(make_plan: MakePlan, tmp_p
     [
         ({Q: ("low_rank", 32, "w4a16:16")}, r"q_proj is low_rank with dim 32, LowRankLinear.*a stock config can say"),
         ({UP: ("dense", 64, "w4a16:48")}, r"up_proj in w4a16:48, a Linear of 64 columns; expected groups that divide"),
+        (
+            {DOWN: ("dense", 64, "mxfp4a16")},
+            r"down_proj in mxfp4a16, a Linear of 176 columns; expected groups that div",
+        ),
         ({UP: ("dense", 64, "bf16")}, r"a plan in bf16; expected weights of few bits\. Export it without"),
     ],
 )

@@ -27,7 +27,7 @@ from tests.compression.stored import CHOOSY, SCHEMES, config_of, held_bytes, in_
 from tests.models.small import every_layout, small_config, small_model
 
 Q, K, V, OUT = (f"model.layers.0.self_attn.{name}_proj" for name in "qkvo")
-DOWN = "model.layers.1.mlp.down_proj"
+UP, DOWN = "model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"
 CHOSEN = {Q: ("low_rank", 10, "w3a16:32"), DOWN: ("dense", 64, "w4a16:32"), OUT: ("low_rank", 10, "bf16")}
 
 # --- every form, scheme and family ----------------------------------------------------------------------------------
@@ -150,6 +150,8 @@ TO_DAMAGE = {
     Q: ("low_rank", 16, "w8a16"),
     K: ("dense", 64, "fp8"),
     V: ("dense", 64, "w8a8"),
+    OUT: ("dense", 64, "nvfp4a16"),
+    UP: ("dense", 64, "mxfp4a16"),
     DOWN: ("dense", 64, "w3a16:32"),
 }
 WAYS: dict[str, Any] = {"gac.load": gac.load, "import gac": AutoModelForCausalLM.from_pretrained}
@@ -184,6 +186,9 @@ TENSORS: dict[str, tuple[str, Change, str]] = {
     "infinite": (f"{Q}.second.weight_scale", put(float("inf")), NO_SCALE),
     "zero": (f"{V}.weight_scale", put(0), NO_SCALE),
     "negative": (f"{K}.weight_scale", put(-0.5), NO_SCALE),
+    "a block's scale": (f"{OUT}.weight_scale", put(-1), NO_SCALE),
+    "a global scale": (f"{OUT}.weight_global_scale", put(float("nan")), NO_SCALE),
+    "a power of two": (f"{UP}.weight_scale", put(255), NO_SCALE),
     "a weight that is no number": (f"{K}.weight", put(float("nan")), "holds 1 numbers that are not finite"),
     "a stated shape": (f"{DOWN}.weight_shape", lambda one: one + 1, r"is \[65, 177\]; expected \[64, 176\]"),
     "another length": (f"{DOWN}.weight_packed", lambda one: one[:, :-1].contiguous(), r"has shape \(64, 16\)"),

@@ -14,7 +14,8 @@ from gac.runtime.storage.modules import StoredLinear
 from gac.schemes import scheme_named
 from tests.runtime.interpreted import DEVICE, features
 
-SCHEMES = ["w8a16", "w4a16:32", "w3a16:16", "w2a16", "w8a8", "fp8"]
+FLOATING = ["fp8", "nvfp4a16", "mxfp4a16"]
+SCHEMES = ["w8a16", "w4a16:32", "w3a16:16", "w2a16", "w8a8", *FLOATING]
 TORCH = {"w8a8", "fp8"}
 
 
@@ -74,7 +75,7 @@ def test_gradients_are_those_of_the_product_inside_the_range(scheme: str) -> Non
     error = (module.weight.grad - expected)[within].norm() / expected.norm()
     assert float(error) < 0.05  # inputs are quantised too
     assert x.grad is not None
-    assert (module.factor is None) == (scheme == "fp8")
+    assert (module.factor is None) == (scheme in FLOATING)
     assert module.factor is None or bool(module.factor.grad is not None and (module.factor.grad != 0).any())
 
 

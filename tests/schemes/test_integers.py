@@ -28,6 +28,7 @@ from gac.schemes.feedback import order as orders
 from gac.schemes.feedback import rounding
 from gac.schemes.feedback.levels import Levels, sweep
 from gac.schemes.feedback.order import Inputs
+from gac.schemes.floats4.levels import Float4Levels
 from gac.schemes.integers import levels as integer_levels
 from gac.schemes.integers.grids import SMALLEST_SCALE, fit_grid, in_16_bits, nearest_numbers
 from gac.schemes.integers.levels import IntegerLevels
@@ -46,6 +47,10 @@ def test_bytes_count_words_scales_zero_points_and_what_fills_no_group() -> None:
     assert scheme_named("w3a16:64").bytes(32, 64) == 32 * 64 * 3 // 8 + 32 * 2 + 32 * 3 // 8
     assert scheme_named("w3a16:64").bytes(3, 65) == 3 * 7 * 4 + 6 * 2 + 2 * 4
     assert scheme_named("w2a16:64").bytes(0, 64) == scheme_named("w2a16:64").bytes(64, 0) == 0
+    assert scheme_named("nvfp4a16").bytes(10, 256) == 10 * (256 * 4.5 // 8 + 4)  # and a number of 32 bits a row
+    assert scheme_named("nvfp4a16").bytes(10, 257) == 10 * (129 + 17 + 4)
+    assert scheme_named("mxfp4a16").bytes(10, 256) == 10 * 256 * 4.25 // 8
+    assert scheme_named("mxfp4a16").bytes(10, 257) == 10 * (129 + 9)
 
 
 def test_its_own_size_of_groups_is_no_other_scheme_and_other_names_are_refused() -> None:
@@ -76,7 +81,10 @@ def lost(matrix: Tensor, rounded: Tensor, inputs: Tensor) -> float:
     return float(((error @ inputs) * error).sum())
 
 
-@pytest.mark.parametrize(("name", "columns"), [("w2a16:64", 96), ("w3a16:64", 300), ("w8a16", 200), ("fp8", 96)])
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("w2a16:64", 96), ("w3a16:64", 300), ("w8a16", 200), ("fp8", 96), ("nvfp4a16", 96), ("mxfp4a16", 300)],
+)
 def test_feedback_loses_much_less_of_the_product(name: str, columns: int) -> None:
     inputs, matrix = correlated(columns), torch.randn(24, columns, dtype=torch.float64)
     nearest, compensated = (scheme_named(name).quantised(matrix, seen) for seen in (None, Inputs(inputs)))
@@ -177,7 +185,7 @@ def test_gradients_that_are_correlated_lower_the_loss() -> None:
 
 @on_gpu
 @pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("levels", [IntegerLevels(15, zero=True), Float8Levels()])
+@pytest.mark.parametrize("levels", [IntegerLevels(15, zero=True), Float8Levels(), Float4Levels(power=False)])
 @pytest.mark.parametrize(("pairs", "rows", "width"), [(1, 3, 5), (3, 70, 64), (1, 33, 116)])
 def test_the_kernel_rounds_as_a_cpu_does(pairs: int, rows: int, width: int, levels: Levels, own: bool) -> None:
     torch.manual_seed(0)
@@ -237,7 +245,7 @@ def test_fewer_bytes_than_any_plan_has_are_refused(small: Small) -> None:
         small.allocate(None, memory=0.01, schemes=("w8a16", "w4a16"), forms=("narrow",), align=8)
 
 
-@pytest.mark.parametrize("name", ["w4a16", "fp8"])
+@pytest.mark.parametrize("name", ["w4a16", "fp8", "nvfp4a16"])
 def test_a_limit_of_latency_needs_a_profile_of_the_scheme(name: str) -> None:
     config, profile = load_config("smollm2"), gac.Profile.load("nvidia-h100-80gb-hbm3")
     sites = as_planned(family_of(config).sites(config), ["low_rank", "narrow"], fused=False)
@@ -270,7 +278,7 @@ def test_what_rounding_needs_is_kept_where_moments_are_too_large_to_be(
     assert has_state(found, expected.state_dict())
 
 
-NAMES = ("w8a16", "w4a16:32", "w3a16", "w2a16", "w8a8")
+NAMES = ("w8a16", "w4a16:32", "w3a16", "w2a16", "w8a8", "nvfp4a16", "mxfp4a16")
 SIZE = 64
 
 

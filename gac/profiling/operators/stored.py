@@ -64,8 +64,12 @@ class StoredRunner(Runner):
         build: Any = partial(BlockLinear, blocks[0]) if blocks else empty_linear
         plain = build(columns, rows, bias=False, device="meta")
         module = StoredLinear.of(self._storage, plain)
-        tensors = self._storage.tensors(*module.matrix)
-        module.fill({name: cut(Operand(size, name_of(dtype))) for name, (size, dtype) in tensors.items()})
+        layout = self._storage.tensors(*module.matrix)
+        tensors = {name: cut(Operand(size, name_of(dtype))) for name, (size, dtype) in layout.items()}
+        scale = tensors.get("weight_scale")
+        if scale is not None and name_of(scale.dtype) == "uint8":  # exponents: of random ones few products are finite
+            tensors["weight_scale"] = scale % 16 + 112
+        module.fill(tensors)
         return module
 
     def _product(self, x: "Tensor", weight: "StoredLinear") -> "Tensor":

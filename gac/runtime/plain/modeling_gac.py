@@ -24,27 +24,23 @@ DOCUMENTS = ("plan.json", "README.md")
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 HEAD_ROWS = 2**13  # rows of a quantised LM head that are in the model's dtype at a time
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes; casts of a model leave them
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # numbers of 4-bit floating point, without their sign
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of every tensor that holds a matrix, by name
 
 
 # How numbers are stored: the tensors that hold a matrix (rows, columns), the matrix of them, and products with it.
 def unpack(words: Tensor, bits: int, columns: int) -> Tensor:
-    """Unpack int32 words ``(rows, words)`` into numbers ``(rows, columns)``: a row is a string of bits, lowest first.
-
-    A number of 3 bits may end in the next word, so each word is read together with the one behind it.
-    """
-    period = lcm(bits, 32) // bits  # numbers after which one begins with a word again
-    words = in_parts(words.long() & 0xFFFFFFFF, period * bits // 32)
-    words = words | functional.pad(words[..., 1:], (0, 1)) << 32
+    """Unpack int32 or uint8 ``(rows, words)`` into ``(rows, columns)``: a row is a string of bits, lowest first."""
+    size = 8 * words.itemsize
+    period = lcm(bits, size) // bits  # numbers after which one begins with a word again
+    words = in_parts(words.long() & (1 << size) - 1, period * bits // size)
+    words = words | functional.pad(words[..., 1:], (0, 1)) << size  # a number of 3 bits may end in the next word
     bit = torch.arange(period, device=words.device) * bits
-    return (words[..., bit // 32] >> bit % 32 & (1 << bits) - 1).flatten(1)[:, :columns]
+    return (words[..., bit // size] >> bit % size & (1 << bits) - 1).flatten(1)[:, :columns]
 
 
 def dequantise(numbers: Tensor, scale: Tensor, zero: Any, size: int, dtype: torch.dtype) -> Tensor:
-    """Return ``scale * (number - zero)``, exact in float32, then rounded to the dtype.
-
-    Scale and zero have shape ``(rows, groups)``, of ``size`` columns each; the zero may also be one number.
-    """
+    """Return ``scale * (number - zero)``, rounded once; scales, and zeros but for a number, are ``(rows, groups)``."""
     shift = zero.float()[..., None] if isinstance(zero, Tensor) else zero
     values = in_parts(numbers, size).float().sub_(shift).mul_(scale.float()[..., None]).to(dtype)
     return values.flatten(1)[:, : numbers.shape[1]].contiguous()
@@ -58,10 +54,7 @@ def in_parts(values: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PackedIntegers:
-    """``scale * (number - zero)``: numbers of 1 to 8 bits packed in words, one scale for each group of columns.
-
-    The layout is that of compressed-tensors' ``pack-quantized``. Without zero points the zero is ``2 ** (bits - 1)``.
-    """
+    """``scale * (number - zero)`` as ``pack-quantized`` has it; without zero points the zero is ``2 ** (bits - 1)``."""
 
     bits: int
     group: int | None
@@ -71,11 +64,8 @@ class PackedIntegers:
     def tensors(self, rows: int, columns: int) -> Layout:
         groups = -(-columns // self.columns_of_group(columns))
         words, words_across = (-(-numbers * self.bits // 32) for numbers in (columns, rows))
-        tensors: Layout = {
-            "weight_packed": ((rows, words), torch.int32),
-            "weight_scale": ((rows, groups), torch.float16),
-        }
-        tensors["weight_shape"] = (2,), torch.int64  # for other readers of the format
+        tensors: Layout = {"weight_packed": ((rows, words), torch.int32)}
+        tensors |= {"weight_scale": ((rows, groups), torch.float16), "weight_shape": ((2,), torch.int64)}
         if self.zero:  # zero points are packed along the rows
             tensors["weight_zero_point"] = (words_across, groups), torch.int32
         return tensors
@@ -92,13 +82,9 @@ class PackedIntegers:
 
 @dataclass(frozen=True)
 class Integers8:
-    """``scale * number`` with int8 numbers and a scale a row; inputs are quantised likewise, token by token.
+    """``scale * number`` with int8 numbers and a scale a row; inputs are quantised likewise, token by token."""
 
-    Quantised inputs are multiplied in the model's dtype, which holds them exactly, divided by ``divisor``, so that no
-    sum leaves the range of float16.
-    """
-
-    number, scale, largest, divisor = torch.int8, torch.float16, 127, 128
+    number, scale, largest, divisor = torch.int8, torch.float16, 127, 128  # divided, no sum leaves float16's range
 
     def tensors(self, rows: int, columns: int) -> Layout:
         return {"weight": ((rows, columns), self.number), "weight_scale": ((rows, min(columns, 1)), self.scale)}
@@ -133,7 +119,31 @@ class Floats8(Integers8):
         return x.div_(step).round_().mul_(step)
 
 
-STORAGES = {"PackedIntegers": PackedIntegers, "Integers8": Integers8, "Floats8": Floats8}
+@dataclass(frozen=True)
+class Floats4:
+    """4-bit floating point (e2m1): MXFP4, with scales that are powers of two, or NVFP4, with e4m3 times a number."""
+
+    group: int
+    power: bool
+    linear = staticmethod(functional.linear)
+
+    def tensors(self, rows: int, columns: int) -> Layout:
+        packed, scale = ((rows, -(-columns // size)) for size in (2, self.group))
+        kind = torch.uint8 if self.power else torch.float8_e4m3fn
+        tensors: Layout = {"weight_packed": (packed, torch.uint8), "weight_scale": (scale, kind)}
+        return tensors | ({} if self.power else {"weight_global_scale": ((rows, min(columns, 1)), torch.float32)})
+
+    def values(self, tensors: Mapping[str, Tensor], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        return dequantise(*self.numbers_and_scale(tensors, columns), 0, self.group, dtype)
+
+    def numbers_and_scale(self, tensors: Mapping[str, Tensor], columns: int) -> tuple[Tensor, Tensor]:
+        packed, scale = tensors["weight_packed"], tensors["weight_scale"].float()
+        numbers = torch.tensor([*E2M1, *(-number for number in E2M1)], device=packed.device)
+        scale = torch.exp2(scale - 127) if self.power else scale * tensors["weight_global_scale"]
+        return numbers[unpack(packed, 4, columns)], scale
+
+
+STORAGES: dict[str, Any] = {kind.__name__: kind for kind in (PackedIntegers, Integers8, Floats8, Floats4)}
 
 
 class Matrix(nn.Module):
@@ -161,12 +171,10 @@ class Matrix(nn.Module):
         return (self.storage or functional).linear(x, self.values(x.dtype), self.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        stored = {id(tensor) for tensor in self.buffers(recurse=False) if tensor.is_floating_point()}
+        stored = {id(tensor) for tensor in self.buffers(recurse=False)}
 
         def move(tensor: Tensor) -> Tensor:
-            if id(tensor) not in stored:
-                return fn(tensor)
-            return fn(tensor.view(INTEGERS[tensor.itemsize])).view(tensor.dtype)
+            return fn(tensor.view(INTEGERS[tensor.itemsize])).view(tensor.dtype) if id(tensor) in stored else fn(tensor)
 
         return super()._apply(move, recurse)
 
@@ -303,8 +311,7 @@ class StoredHead(Matrix):
             super().__init__(tuple(dense.weight.shape), storage, device=dense.weight.device)
         else:
             nn.Module.__init__(self)
-        self.bias = dense.bias
-        self.out_features, self._tied = dense.out_features, (embedding,)  # a tuple, so that it is no submodule
+        self.bias, self.out_features, self._tied = dense.bias, dense.out_features, (embedding,)  # a tuple: no submodule
 
     def forward(self, x: Tensor) -> Tensor:
         matrix, parts = self._tied[0] or self, []
@@ -348,8 +355,7 @@ class CompressedConfig:
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
-        values = dict(config_dict)
-        layout = values.get("quantization_config")
+        values, layout = dict(config_dict), config_dict.get("quantization_config")
         if isinstance(layout, dict) and layout.get("quant_method") == "compressed-tensors":
             values["compression_config"] = values.pop("quantization_config")
         if (manager := sys.modules.get("transformers.cli.serving.model_manager")) is not None:

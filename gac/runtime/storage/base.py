@@ -1,7 +1,7 @@
 """The seam of storages: the tensors that hold a matrix instead of one in the model's dtype, and products with it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from gac.runtime.kernels.gpu import unsupported_reason, warn_slow_path_once
 from gac.runtime.kernels.quantise_rows import QuantisedRows
+from gac.runtime.limits import no_kernel
 
 Tensors = Mapping[str, Tensor]  # the tensors of one matrix, by name
 
@@ -48,6 +49,18 @@ class Storage(ABC):
     def flaw(self, tensors: Tensors, rows: int, columns: int) -> str | None:
         """Return what no matrix ``(rows, columns)`` has, in words that begin with a tensor's name; None: nothing."""
         return None
+
+    @property
+    def is_exported_as_stored(self) -> bool:
+        """Return whether compressed-tensors reads the tensors as they are."""
+        return True
+
+    def exported(self, matrices: Sequence[Tensors]) -> list[dict[str, Tensor]]:
+        """Return the tensors of some matrices of a block as compressed-tensors has them, and engines that join them.
+
+        A ValueError says if they cannot be written so that they stand for the same values.
+        """
+        return [dict(tensors) for tensors in matrices]
 
     @property
     def step(self) -> int:
@@ -94,7 +107,7 @@ class Storage(ABC):
 
     def kernel_unsupported_reason(self, device: torch.device, rows: int, columns: int) -> str | None:
         """Return why the storage's kernel cannot multiply with such a matrix on that GPU; None where it can."""
-        return "its storage has no kernel"
+        return no_kernel(rows, columns)
 
     def kernel(self, x: Tensor, tensors: Tensors, columns: int) -> Tensor:
         """Return ``x @ matrix.T`` on a GPU that the kernel supports, of inputs that need no gradients."""

@@ -4,6 +4,8 @@ Numbers are as dense near every power of two as near any other, so a scale that 
 the smallest ones. So one octave of scales is tried, from the smallest that reaches the row's largest number.
 """
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -16,20 +18,18 @@ PARTS = 8
 quantised matrix is quantised to itself, whatever its dtype."""
 
 
-class Float8Levels(Levels):
-    """Those of e4m3, on both sides of zero; there are no zero points."""
+class FloatLevels(Levels):
+    """Those of floating point, on both sides of zero; there are no zero points."""
 
-    most = int(torch.finfo(FLOAT8).max)
-    floating = True
-
-    def nearest_(self, units: Tensor) -> Tensor:
-        return units.copy_(units.clamp_(-self.most, self.most).float().to(FLOAT8).float())
+    @abstractmethod
+    def scales(self, least: Tensor) -> list[Tensor]:
+        """Scales to try, of which ``least`` just reaches the largest number of a row or group."""
 
     def rounded(self, values: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
         return self.nearest_(values / scale)
 
     def fitted(self, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        scales = _octave(values.abs().amax(-1, keepdim=True) / self.most)
+        scales = self.scales(values.abs().amax(-1, keepdim=True) / self.most)
         costs = torch.stack([self._costs(scale, values, weights) for scale in scales])
         best = torch.stack(scales).gather(0, costs.argmin(0, keepdim=True))[0]
         return best, torch.zeros_like(best)
@@ -38,7 +38,21 @@ class Float8Levels(Levels):
         return (self.nearest_(values / scale).mul_(scale) - values).square_() @ weights[..., None]
 
 
-def _octave(least: Tensor) -> list[Tensor]:
+class Float8Levels(FloatLevels):
+    """Those of e4m3."""
+
+    most = int(torch.finfo(FLOAT8).max)
+    number = "e4m3"
+
+    def nearest_(self, units: Tensor) -> Tensor:
+        return units.copy_(units.clamp_(-self.most, self.most).float().to(FLOAT8).float())
+
+    def scales(self, least: Tensor) -> list[Tensor]:
+        return octave(least)
+
+
+def octave(least: Tensor) -> list[Tensor]:
+    """Return the scales of 4 bits from the least one that is no smaller to twice that."""
     mantissa, exponent = torch.frexp(least.clamp_min(TINY))
     first = (mantissa * 2 * PARTS).ceil_() - PARTS  # 0 to PARTS, counted from the power of two below
     scales = []

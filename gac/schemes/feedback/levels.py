@@ -17,11 +17,15 @@ class Levels(ABC):
 
     Attributes:
         most: the largest.
-        floating: 8-bit floating point (e4m3) from ``-most`` on, not integers from 0 on.
+        number: ``e4m3`` or ``e2m1``, floating point of 8 or 4 bits from ``-most`` on; ``integer`` from 0 on.
     """
 
     most: int
-    floating: ClassVar[bool]
+    number: ClassVar[str] = "integer"
+
+    @property
+    def floating(self) -> bool:
+        return self.number != "integer"
 
     @property
     def least(self) -> int:
@@ -66,7 +70,7 @@ def sweep(units: Tensor, factors: Tensor, levels: Levels, before: Tensor | None 
     if units.is_cuda:
         from gac.schemes.feedback.sweep_kernel import launch
 
-        return launch(units, factors, levels.most, levels.floating, before)
+        return launch(units, factors, levels.most, levels.number, before)
     if not factors.triu(1).any():  # uncorrelated inputs
         numbers = levels.nearest_(units.clone())
         return numbers, (units if before is None else before) - numbers

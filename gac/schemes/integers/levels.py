@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +29,6 @@ class IntegerLevels(Levels):
 
     most: int
     zero: bool
-    floating: ClassVar[bool] = False
 
     def nearest_(self, units: Tensor) -> Tensor:
         return units.round_().clamp_(0, self.most)
