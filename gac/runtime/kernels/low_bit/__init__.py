@@ -18,7 +18,7 @@ from gac.runtime.limits import LEAST_GROUP
 
 _FEW_ROWS = {3: 32}
 """By bits the most rows that are multiplied without tiles."""
-_IN_SHORT_GROUPS = {2: 16, 3: 32, 4: 32}
+_IN_SHORT_GROUPS = {2: 16, 3: 32, 4: 16}
 
 
 @operator(lambda x, words, *_: x.new_empty(*x.shape[:-1], len(words)))

@@ -1,0 +1,90 @@
+"""A model's shapes in uniform schemes in vLLM, beside the dense model and vLLM's own schemes; random weights.
+
+    python tests/benchmarks/schemes_in_vllm.py --schemes w4a16 fp8 --own w4a16 fp8 --output schemes-in-vllm.json
+
+The models are directories with a config alone. vLLM's own are named with its name: ``w4a16`` is symmetric in groups of
+128 as compressed-tensors has it, ``fp8`` rounds inputs as they come. Needs vLLM beside GAC, or ``--engine-python``.
+"""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from gac.core.io import to_json
+from gac.evaluation.engines.bench import bench_engine
+from gac.evaluation.engines.steps import config_of
+from gac.forms import form_named
+from gac.models.families import family_of
+from gac.models.shapes import Shapes, shapes_of
+from gac.schemes import Scheme, scheme_named
+from tests.benchmarks.harness import options, write
+from tests.benchmarks.in_vllm import OPTIONS, WORKLOADS
+
+_WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "w4a16": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": _WEIGHTS}},
+        "ignore": ["lm_head"],
+    },
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
+}
+"""vLLM's own, by name: ``quantization_config``."""
+
+
+def modules_in(scheme: Scheme, shapes: Shapes) -> dict[str, Any]:
+    """Return the header's modules of a model whose weights all lie in one scheme, by name."""
+    config, dense = transformers.AutoConfig.for_model(**asdict(shapes)), form_named("dense")
+    modules = {}
+    for weight in (weight for site in family_of(config).sites(config) for weight in site.weights):
+        module = dense.module(weight, dense.full(weight))
+        modules[weight.name] = {
+            "form": dense.name,
+            "dim": dense.full(weight),
+            "module": module.module,
+            "sizes": dict(module.sizes),
+            "scheme": scheme.name,
+            "storage": scheme.storage.storage,
+            "options": dict(scheme.storage.options),
+        }
+    return modules
+
+
+def main() -> None:
+    parser = options(__doc__, "--output")
+    parser.add_argument("--shapes", default="llama-3-8b")
+    parser.add_argument("--schemes", nargs="*", default=["w4a16", "fp8"])
+    parser.add_argument("--own", nargs="*", choices=list(OWN), default=list(OWN), help="vLLM's own")
+    parser.add_argument("--workloads", nargs="*", default=WORKLOADS)
+    parser.add_argument("--engine-python", type=Path)
+    parser.add_argument("--engine-options", nargs="*", default=OPTIONS)
+    chosen = parser.parse_args()
+    shapes: Any = shapes_of(chosen.shapes)
+    configs = {"dense": config_of(shapes, served=False)}
+    for name in chosen.schemes:
+        configs[name.replace(":", "-")] = config_of(shapes, True, modules_in(scheme_named(name), shapes))
+    configs |= {f"vllm-{name}": configs["dense"] | {"quantization_config": OWN[name]} for name in chosen.own}
+    with tempfile.TemporaryDirectory() as work:
+        for name, config in configs.items():
+            folder = Path(work, name)
+            folder.mkdir()
+            (folder / "config.json").write_text(json.dumps(config, default=asdict), encoding="utf-8")
+        bench = bench_engine(
+            [str(Path(work, name)) for name in configs],
+            workloads=chosen.workloads,
+            options=chosen.engine_options,
+            python=chosen.engine_python,
+        )
+    print(bench)
+    write(chosen.output, bench=json.loads(to_json(bench)))
+
+
+if __name__ == "__main__":
+    main()
