@@ -21,6 +21,7 @@ from torch.nn.functional import kl_div
 from gac.healing import triton_kernels
 from gac.runtime.kernels import int8_fp8, low_bit
 from gac.runtime.kernels.elementwise import rows
+from gac.runtime.kernels.low_bit.packed import Packed
 from tests.benchmarks.harness import machine, options
 
 HIDDEN, NEURONS, HEADS, KV_HEADS, SIZE, VOCABULARY = 4096, 14336, 32, 8, 128, 128256
@@ -95,7 +96,7 @@ def four_bits(count: int) -> Iterator[Case]:
     shifts = torch.arange(0, 32, 4, device="cuda")
     words = (numbers.view(NEURONS, -1, 8).to(torch.int64) << shifts).sum(-1)
     words = (words - (words >= 2**31) * 2**32).to(torch.int32)
-    ours = low_bit.Packed.of({"weight_packed": words, "weight_scale": scale}, 4, group, HIDDEN)
+    ours = Packed.of({"weight_packed": words, "weight_scale": scale}, 4, group, HIDDEN)
     x = bf16(count, HIDDEN)
     with torch.no_grad():
         difference = (low_bit.few_bits_linear(x, *ours.operands) - theirs(x)).float().norm() / theirs(x).float().norm()

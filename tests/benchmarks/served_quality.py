@@ -65,7 +65,17 @@ def by_vllm(folder: str, reference: dict[str, Any]) -> dict[str, Any]:
     for output in llm.generate(windows, scored, use_tqdm=False):
         for token, entry in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
             losses.append(-entry[token].logprob)
-    return {"same": PROMPTS - len(gaps), "gaps": sorted(gaps), "perplexity": exp(sum(losses) / len(losses))}
+    return {
+        "same": PROMPTS - len(gaps),
+        "gaps": sorted(gaps),
+        "perplexity": exp(sum(losses) / len(losses)),
+        "bytes": llm.apply_model(weight_bytes)[0],
+    }
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    tensors = (*model.parameters(), *model.buffers())
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 def main() -> None:
@@ -90,6 +100,8 @@ def main() -> None:
     print(f"{served['same']} of {PROMPTS} sequences the same; gaps of the others where they first differ: {gaps}")
     values = f"{served['perplexity']:.4f}, by transformers {reference['perplexity']:.4f}"
     print(f"perplexity {values} ({100 * share:+.3f} %)")
+    stored = sum(file.stat().st_size for file in Path(chosen.folder).glob("*.safetensors"))
+    print(f"weights {served['bytes']:,} bytes, on disk {stored:,} ({100 * (served['bytes'] / stored - 1):+.2f} %)")
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ from gac.plan.plan import WeightChoice
 from gac.runtime import limits as kernel_limits
 from gac.runtime.kernels import gpu
 from gac.runtime.kernels import low_bit as few_bits
-from gac.runtime.kernels.low_bit import MOST_ROWS, Packed
 from gac.runtime.kernels.low_bit.few_rows import Rows, skinny_gemm
 from gac.runtime.kernels.low_bit.one_row import Vector
-from gac.runtime.kernels.low_bit.tiles import gemm
+from gac.runtime.kernels.low_bit.packed import Packed
+from gac.runtime.kernels.low_bit.tiles import MOST_ROWS, gemm
 from gac.runtime.kernels.split_k import Tile
 from gac.runtime.modules import BlockLinear, LatentLinear, LowRankLinear, ValueLinear, empty_linear
 from gac.runtime.plain.modeling_gac import unpack

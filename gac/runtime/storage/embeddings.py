@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gac.runtime.kernels.low_bit import MOST_ROWS
+from gac.runtime.kernels.low_bit.tiles import MOST_ROWS
 from gac.runtime.plain import modeling_gac
 from gac.runtime.plain.modeling_gac import HEAD_ROWS
 from gac.runtime.storage.base import Storage, Tensors

@@ -12,7 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gac.runtime.kernels.low_bit import Packed, few_bits_linear, few_bits_written
+from gac.runtime.kernels.low_bit import few_bits_linear, few_bits_written
+from gac.runtime.kernels.low_bit.packed import Packed
 from gac.runtime.limits import few_bits
 from gac.runtime.plain import modeling_gac
 from gac.runtime.storage.base import Storage, Tensors, not_scales

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gac.runtime.kernels import low_bit
-from gac.runtime.kernels.low_bit import Packed
+from gac.runtime.kernels.low_bit.packed import Packed
 from gac.runtime.kernels.quantise_rows import quantise_rows
 from gac.runtime.plain.modeling_gac import unpack
 from gac.runtime.storage.base import Storage
