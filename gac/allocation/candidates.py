@@ -13,7 +13,7 @@ from gac.allocation.candidate_set import (
     cross_product_fused,
     pareto_optimal,
 )
-from gac.allocation.dims import allowed_dims, full_dim, runnable_dims
+from gac.allocation.dims import allowed_dims, full_dim, runnable_dims, takes_any_dim, unread_reason
 from gac.allocation.latencies import (
     BF16,
     INTERPOLATED,
@@ -31,6 +31,7 @@ from gac.forms import Form, form_named, variants_of
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.sites import Site
 from gac.plan.costs import COSTS, columns_of
+from gac.plan.engines import Engine
 from gac.plan.recipe import Space
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, scheme_named
 
@@ -81,7 +82,7 @@ def candidates(
     if not parts and required:
         return candidates(site, curves, space, timing, limited)
     if not parts:
-        raise _nothing_allowed(site, space)
+        raise _nothing_allowed(site, space, timing.engine)
     rows = CandidateSet.concatenate(parts)
     if site.fusion_optional:
         rows = _fastest_first(rows, site, timing)
@@ -111,11 +112,18 @@ def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: fl
     return replace(fastest, loss=np.array([loss]))
 
 
-def _nothing_allowed(site: Site, space: Space) -> PlanError:
+def _nothing_allowed(site: Site, space: Space, engine: Engine) -> PlanError:
     shapes = ", ".join(f"{weight.out_features} x {weight.in_features}" for weight in site.weights)
     stated = f"no allowed dim of {', '.join(('dense', *space.forms))} for {site.kind} ({shapes})"
-    needs = [f"{shape} for {name}" for name in space.schemes if (shape := scheme_named(name).shape_requirement)]
-    free = [scheme for scheme in SCHEMES if scheme.shape_requirement is None]
+    schemes, dense = map(scheme_named, space.schemes), form_named("dense")
+    needs = []
+    for scheme in schemes:
+        unread = (unread_reason(dense, scheme, weight, dense.full(weight), engine) for weight in site.weights)
+        if scheme.shape_requirement:
+            needs.append(f"{scheme.shape_requirement} for {scheme.name}")
+        elif reason := next(filter(None, unread), None):
+            needs.append(f"weights for the kernels of {scheme.name} ({reason})")
+    free = [scheme for scheme in SCHEMES if takes_any_dim(scheme, engine)]
     able = [scheme.name for scheme in free if all(map(scheme.applies_to, site.weights))]
     return PlanError(
         f"{stated} in schemes {', '.join(space.schemes)}",
@@ -167,7 +175,7 @@ class CandidateBuilder:
         weight, dense, options = self.site.weights[position], form_named("dense"), []
         for scheme in self.schemes:
             curve = self.curves.of(dense, weight, scheme.name)
-            dims = runnable_dims(dense, scheme, weight, full_dim(weight), self.timing.gpus)
+            dims = runnable_dims(dense, scheme, weight, full_dim(weight), self.timing.gpus, self.timing.engine)
             options.append(weight_candidates(self.site, position, dense, scheme, dims, curve, self.timing))
             for form in (form for form in self.forms if form.applies_to(weight)):
                 if not form.parent_form_name and not form.shortens(weight):

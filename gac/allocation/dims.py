@@ -13,6 +13,7 @@ from gac.core.errors import PlanError
 from gac.forms import Form, form_named, variants_of
 from gac.forms.tensor_parallel import divides, moved_axes, split_gemms
 from gac.models.sites import Site, Weight
+from gac.plan.engines import TRANSFORMERS, Engine
 from gac.plan.recipe import Space
 from gac.schemes import Scheme, scheme_named
 
@@ -70,23 +71,42 @@ def allowed_dims(
             sound = partial(timing.sound, form, weight, dims, fused, scheme)
             dims = dims[timing.once(("sound", form.name, scheme.name, fused, dims.tobytes()), weight, sound)]
     for weight in (site.weights[position] for position in taken):
-        run = partial(_runnable, form, scheme, weight, dims)
+        run = partial(_runnable, form, scheme, weight, dims, timing.engine)
         dims = dims[timing.once(("run", form.name, scheme.name, dims.tobytes()), weight, run)]
     return dims
 
 
-def runnable_dims(form: Form, scheme: Scheme, weight: Weight, dims: Ints, gpus: int = 1) -> Ints:
-    """Return the dims at which the scheme takes the weight, has an operator for each GEMM, and GPUs equal parts."""
-    dims = dims[_runnable(form, scheme, weight, dims)]
+def runnable_dims(
+    form: Form, scheme: Scheme, weight: Weight, dims: Ints, gpus: int = 1, engine: Engine = TRANSFORMERS
+) -> Ints:
+    """Return the dims at which the scheme takes the weight, has an operator for each GEMM, and GPUs equal parts.
+
+    The engine's plugin multiplies with kernels alone, so that they have to read each matrix.
+    """
+    dims = dims[_runnable(form, scheme, weight, dims, engine)]
     return dims[_divided(form, scheme, weight, dims, gpus)] if gpus > 1 else dims
 
 
-def _runnable(form: Form, scheme: Scheme, weight: Weight, dims: Ints) -> NDArray[np.bool_]:
-    if scheme.shape_requirement is None or not scheme.applies_to(weight):
+def _runnable(form: Form, scheme: Scheme, weight: Weight, dims: Ints, engine: Engine) -> NDArray[np.bool_]:
+    if not scheme.applies_to(weight) or takes_any_dim(scheme, engine):
         return np.full(len(dims), scheme.applies_to(weight))
-    return np.array(
-        [all(map(scheme.supports, form.latency.gemms(weight, dim, 1))) for dim in dims.tolist()], dtype=np.bool_
-    )
+    return np.array([_has_operators(form, scheme, weight, dim, engine) for dim in dims.tolist()], dtype=np.bool_)
+
+
+def takes_any_dim(scheme: Scheme, engine: Engine) -> bool:
+    return scheme.shape_requirement is None and not (engine.plugin and scheme.storage is not None)
+
+
+def _has_operators(form: Form, scheme: Scheme, weight: Weight, dim: int, engine: Engine) -> bool:
+    if not all(map(scheme.supports, form.latency.gemms(weight, dim, 1))):
+        return False
+    return unread_reason(form, scheme, weight, dim, engine) is None
+
+
+def unread_reason(form: Form, scheme: Scheme, weight: Weight, dim: int, engine: Engine) -> str | None:
+    """Return why the kernels of an engine's plugin cannot read a weight so; None where they can, or it has none."""
+    matrices = form.latency.matrices(weight, dim) if engine.plugin else ()
+    return next(filter(None, (scheme.kernel_unsupported_reason(*matrix) for matrix in matrices)), None)
 
 
 def _divided(

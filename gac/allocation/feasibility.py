@@ -9,7 +9,7 @@ import numpy as np
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates
 from gac.allocation.dense import DenseModel
-from gac.allocation.dims import first_dim
+from gac.allocation.dims import first_dim, takes_any_dim
 from gac.allocation.knapsack import knapsack
 from gac.allocation.latencies import Timing, unnamed
 from gac.allocation.problem import as_knapsack, name_of
@@ -38,7 +38,7 @@ def check_reachable(
     """
     dense, fractions = DenseModel.of(sites, profile, recipe.deployment, steps), recipe.fractions
     in_schemes = f" in schemes {', '.join(recipe.space.schemes)}"
-    any_dim = [name for name in recipe.space.schemes if scheme_named(name).shape_requirement is None]
+    any_dim = [name for name in recipe.space.schemes if takes_any_dim(scheme_named(name), dense.timing.engine)]
     for cost in (COSTS[name] for name in fractions if name in COSTS and COSTS[name].of_weights):
         space, dense_amount = recipe.space, dense.amount(cost.name)
         if cost.name != BYTES and any_dim:  # all of these have the same dims

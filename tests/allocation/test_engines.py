@@ -1,16 +1,20 @@
 """Plans for an engine: GEMMs that weights share, whatever a plan does, kernels, whole steps, and what is refused."""
 
+import re
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import LlamaConfig
 
 from gac.allocation.candidates import weight_candidates
 from gac.allocation.decide import decide
 from gac.allocation.dense import DenseModel
+from gac.allocation.dims import runnable_dims
 from gac.allocation.frontier import frontier
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import Problem
@@ -132,6 +136,22 @@ def test_a_scheme_is_served_where_a_storage_with_a_kernel_holds_its_weights(monk
     assert VLLM.unserved((), ("mxfp4a16",)) == "scheme mxfp4a16"
     monkeypatch.setattr("gac.plan.engines.scheme_named", lambda name: SimpleNamespace(storage=None))
     assert VLLM.unserved((), ("bf16", "w4a16")) == "scheme w4a16"
+
+
+def test_what_no_kernel_of_the_plugin_reads_is_named_before_anything_is_measured(table: Profile) -> None:
+    odd = LlamaConfig(hidden_size=72, intermediate_size=144, num_hidden_layers=1, num_attention_heads=4, vocab_size=96)
+    expected = re.escape("weights for the kernels of w4a16 (a weight has 72 columns, no multiple of 32)")
+    with pytest.raises(PlanError, match=expected):
+        resolve(Recipe.of(1.0, workloads=DECODE, engine="vllm", schemes="w4a16", latency="any"), odd, table, USED)
+    for options in ({"engine": "transformers", "schemes": "w4a16"}, {"engine": "vllm", "schemes": ("w4a16", "bf16")}):
+        resolve(Recipe.of(1.0, workloads=DECODE, latency="any", **options), odd, table, USED)
+
+
+def test_ranks_in_few_bits_are_those_that_the_kernels_of_the_plugin_read() -> None:
+    ranks, weight = np.arange(1, 100), Weight("q", 128, 256)
+    of_pairs = partial(runnable_dims, form_named("low_rank"), scheme_named("w4a16"), weight, ranks)
+    assert of_pairs(engine=VLLM).tolist() == [32, 64, 96]
+    assert of_pairs().tolist() == ranks.tolist()
 
 
 def test_the_command_for_unknown_latencies_measures_the_engine() -> None:

@@ -144,7 +144,7 @@ def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shar
     timing = Timing(profile, workloads, engine=ENGINES[plan.recipe.deployment.engine or TRANSFORMERS.name])
     after = np.arange(dim + 1, min(form.full(weight.weight), dim + _REACH) + 1)
     after = after[timing.sound(form, weight.weight, after, fused=False, scheme=scheme)]
-    sound = runnable_dims(form, scheme, weight.weight, after).tolist()
+    sound = runnable_dims(form, scheme, weight.weight, after, engine=timing.engine).tolist()
     dims = [dim, dim + 1, *sound[:1]]
     latency, _ = timing.of_weight(form, weight.weight, np.array(dims), scheme)
     broken = ""
