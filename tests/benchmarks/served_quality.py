@@ -66,7 +66,7 @@ def by_vllm(folder: str, reference: dict[str, Any]) -> dict[str, Any]:
         for token, entry in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
             losses.append(-entry[token].logprob)
     return {
-        "same": PROMPTS - len(gaps),
+        "prompts": len(prompts),
         "gaps": sorted(gaps),
         "perplexity": exp(sum(losses) / len(losses)),
         "bytes": llm.apply_model(weight_bytes)[0],
@@ -97,7 +97,8 @@ def main() -> None:
     served = by_vllm(chosen.folder, reference)
     share = served["perplexity"] / reference["perplexity"] - 1
     gaps = ", ".join(f"{gap:.3f}" for gap in served["gaps"]) or "none"
-    print(f"{served['same']} of {PROMPTS} sequences the same; gaps of the others where they first differ: {gaps}")
+    same = served["prompts"] - len(served["gaps"])
+    print(f"{same} of {served['prompts']} sequences the same; gaps of the others where they first differ: {gaps}")
     values = f"{served['perplexity']:.4f}, by transformers {reference['perplexity']:.4f}"
     print(f"perplexity {values} ({100 * share:+.3f} %)")
     stored = sum(file.stat().st_size for file in Path(chosen.folder).glob("*.safetensors"))
