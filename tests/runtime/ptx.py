@@ -44,16 +44,26 @@ def main() -> None:
     operands = ["x_ptr", "weight_ptr", "out_ptr", "x_stride", "out_stride"]
     shared = {"bias_ptr": None, "SPLIT_K": 4}
     of_words = ["x_ptr", "words_ptr", "scale_ptr", "zeros_ptr", "out_ptr", "partial_ptr", "x_sums_ptr", "n", "n_cols"]
-    four_bits = {"BITS": 4, "GROUP": 128, "OWN_ZERO": True, "DEEP": 4, "EVEN_K": True, "EARLY": True}
-    warps = {"SHARED": False, "EIGHTS": 1, "TILES": 1, "WARPS": 4, "COMPILED": True}
-    tiles = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 256, "CHUNK": 128, "ACROSS": 4, "SPLIT_K": 4, "NUM_STAGES": 4}
+    groups = {"GROUP": 128, "OWN_ZERO": True, "EVEN_K": True, "EARLY": True}
+    warps = {"BITS": 3, "SHARED": False, "EIGHTS": 1, "TILES": 1, "WARPS": 4, "COMPILED": True}
+    tiles = {
+        "BITS": 4,
+        "DEEP": 4,
+        "BLOCK_M": 16,
+        "BLOCK_N": 64,
+        "BLOCK_K": 256,
+        "CHUNK": 128,
+        "ACROSS": 4,
+        "SPLIT_K": 4,
+        "NUM_STAGES": 4,
+    }
     print(
         json.dumps(
             {
                 "factors": loads(some_factors_kernel, operands, **TILE),
                 "rows": loads(some_rows_kernel, [*operands, "n_cols", "partial_ptr"], **TILE, **shared),
-                "words, few rows": loads(few_rows_kernel, of_words, ["x_ptr"], **four_bits, **warps),
-                "words, tiles": loads(gemm_kernel, of_words, **four_bits, **tiles),
+                "words, few rows": loads(few_rows_kernel, of_words, ["x_ptr"], **groups, **warps),
+                "words, tiles": loads(gemm_kernel, of_words, **groups, **tiles),
             }
         )
     )

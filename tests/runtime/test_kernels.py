@@ -103,7 +103,7 @@ def test_weights_are_loaded_by_instructions_of_16_bytes() -> None:
     loads = json.loads(done.stdout)
     assert loads["factors"] == {"16": 40}
     assert loads["rows"] == {"16": 48}
-    assert loads["words, few rows"] == {"16": 13, "4": 4, "2": 4}, "scales and zero points are read one by one"
+    assert loads["words, few rows"] == {"16": 9, "4": 20, "2": 4}, "words of 3 bits and zero points are read one by one"
     assert loads["words, tiles"]["16"] == 40
 
 

@@ -124,7 +124,7 @@ def _candidates() -> list[Candidate]:
         Candidate(
             _named("rows", how),
             "gac",
-            tuple(scheme for scheme in FEW_BITS if scheme != "w8a16"),
+            ("w3a16",),
             partial(few_rows, how=how),
             partial(_takes_packed, [range(2, how.rows + 1)]),
         )

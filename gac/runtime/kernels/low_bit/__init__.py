@@ -14,11 +14,9 @@ from gac.runtime.kernels.low_bit.few_rows import skinny_gemm
 from gac.runtime.kernels.low_bit.one_row import gemv
 from gac.runtime.kernels.low_bit.packed import Packed
 from gac.runtime.kernels.low_bit.tiles import MOST_ROWS, gemm
-from gac.runtime.limits import LEAST_GROUP
 
 _FEW_ROWS = {3: 32}
 """By bits the most rows that are multiplied without tiles."""
-_IN_SHORT_GROUPS = {2: 16, 3: 32, 4: 16}
 
 
 @operator(lambda x, words, *_: x.new_empty(*x.shape[:-1], len(words)))
@@ -27,11 +25,10 @@ def few_bits_linear(
 ) -> Tensor:
     """``x @ weight.T`` for x ``(..., columns)`` of 16 bits on a GPU: sums are float32, the result is in x's dtype."""
     weight = Packed(words, scale, zeros, bits, group, columns)
-    most = (_IN_SHORT_GROUPS if group == LEAST_GROUP else _FEW_ROWS).get(bits, 1)
     inputs = x.reshape(-1, columns).contiguous()
     if len(inputs) == 1:
         y = gemv(inputs, weight)
-    elif len(inputs) <= most:
+    elif len(inputs) <= _FEW_ROWS.get(bits, 1):
         y = skinny_gemm(inputs, weight)
     elif len(inputs) <= MOST_ROWS:
         y = gemm(inputs, weight)

@@ -1,4 +1,4 @@
-"""The product of a few rows and a weight of 2 to 4 bits: tensor cores read numbers that threads make of words."""
+"""The product of a few rows and a weight of 3 bits: tensor cores read numbers that threads make of words."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,6 @@ class Rows:
 
 _ROWS = {8: Rows(8, 2, 4), 16: Rows(16, 2, 4), 32: Rows(32, 2, 2)}
 """By the most rows; the last for more, too."""
-_IN_SHORT_GROUPS = {8: Rows(8, 1, 6), 16: Rows(16, 1, 6), 32: Rows(32, 2, 3)}
 
 
 def skinny_gemm(x: Tensor, weight: Packed, how: Rows | None = None) -> Tensor:
@@ -37,10 +36,9 @@ def skinny_gemm(x: Tensor, weight: Packed, how: Rows | None = None) -> Tensor:
 
     Where tiles are few, several programs share each, every one with a part of the columns.
     """
-    short = weight.group == LEAST_GROUP
-    how = how or tile_for(len(x), _IN_SHORT_GROUPS if short else _ROWS)
-    numbers = 16 if short else 32  # of a thread, in a block
-    shared = weight.unit > numbers
+    how = how or tile_for(len(x), _ROWS)
+    shared = weight.group == LEAST_GROUP
+    numbers = weight.unit // 2 if shared else weight.unit  # of a thread, in a block
     tile = how.tile(4 * numbers)
     sharing = SplitK.of(tile, len(x), weight.rows, weight.columns, x, torch.float32, zero_counters(x))
     out, early = x.new_empty(len(x), weight.rows), starts_early(x)
@@ -49,29 +47,27 @@ def skinny_gemm(x: Tensor, weight: Packed, how: Rows | None = None) -> Tensor:
         few_rows_kernel[(ceil_div(weight.rows, tile.outputs), ceil_div(len(x), how.rows), sharing.split)](
             x.view(torch.int32), *weight.read, out, sharing.sums, sharing.counters,
             len(x), weight.rows, *weight.sizes, MAGIC[x.dtype],
-            **weight.options, DEEP=1 if shared else numbers // weight.unit, SHARED=shared,
+            **weight.options, SHARED=shared,
             EIGHTS=how.rows // 8, TILES=how.tiles, WARPS=how.warps, EVEN_K=weight.columns % (4 * numbers) == 0,
             EARLY=early, COMPILED=x.is_cuda, num_warps=how.warps, **launch_options(early),
         )  # fmt: skip
     return out
 
 
-# The Triton kernel. Tuples have a tensor for every 8 rows of the weight, or of x.
+# The Triton kernel. Tuples have a tensor for every 8 rows of the weight, or of x. Units are three words of 32 numbers.
 
 
 @jit
 def _read(
     words_at, scales_at, zeros, rows, block, left, n_cols, groups,
-    NUMBERS: tl.constexpr, DEEP: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
-    dtype: tl.constexpr,
+    NUMBERS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """Return words of a block, and its scales and offsets of zero points in turn; ``left`` units are there."""
-    unit: tl.constexpr = 32 if BITS == 3 else 32 // BITS
-    apart: tl.constexpr = 4 * NUMBERS // unit * (3 if BITS == 3 else 1)
+    apart: tl.constexpr = 4 * NUMBERS // 32 * BITS
     group = block * (4 * NUMBERS) // GROUP if GROUP else 0
     words, factors = (), ()
     for tile in tl.static_range(len(rows)):
-        words += read_units(words_at[tile] + block * apart, left > 0, BITS, DEEP)
+        words += read_units(words_at[tile] + block * apart, left > 0, BITS, 1)
         scales = tl.load(scales_at[tile] + group).to(tl.float32)
         factors += scales, zero_offset(zeros, rows[tile], group, groups, BITS, OWN_ZERO, dtype)
     return words, factors
@@ -88,32 +84,28 @@ def _inputs(inputs_at, block, left, NUMBERS: tl.constexpr, SHARED: tl.constexpr)
 
 
 @jit
-def _shared_unit(units, later):
-    """Half the numbers of a unit of 3 bits: the later ones for some threads."""
-    first, second = tl.where(later, units[2][0], units[0][0]), tl.where(later, units[3][0], units[1][0])
+def _half_unit(unit, later):
+    """Half the numbers of a unit: the later ones for some threads."""
+    first, second = tl.where(later, unit[2][0], unit[0][0]), tl.where(later, unit[3][0], unit[1][0])
     return (first,), (second,)
 
 
 @jit
-def _pair(
-    units, less, magic, UNIT: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr,
-    dtype: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
-    """Numbers AT of a unit, and half a unit further on, less their zero points: in int32."""
-    pair = units[AT // 4][UNIT] >> (AT % 4 * 3) if BITS == 3 else units[0][UNIT] >> (AT * BITS)
-    return plus((pair & (((1 << BITS) - 1) * 0x10001)) | magic, less, dtype, COMPILED)
+def _pair(unit, less, magic, AT: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):
+    """Numbers AT of a unit, and half a unit further on, less their zero points: 16-bit numbers in int32."""
+    numbers = ((unit[AT // 4][0] >> (AT % 4 * 3)) & 0x00070007) | magic
+    return plus(numbers, less, dtype, COMPILED)
 
 
 @jit
 def _sixteen(
-    units, less, magic, TILE: tl.constexpr, UNIT: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr,
-    dtype: tl.constexpr, COMPILED: tl.constexpr,
+    units, less, magic, TILE: tl.constexpr, AT: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr
 ):  # fmt: skip
     """The operand of a product that has 16 rows of the weight: pairs AT and AT + 1 of each thread."""
     result = ()
     for part in tl.static_range(4):
         of_rows, off = units[2 * TILE + part % 2], less[2 * TILE + part % 2]
-        result += (_pair(of_rows, off, magic, UNIT, AT + part // 2, BITS, dtype, COMPILED),)
+        result += (_pair(of_rows, off, magic, AT + part // 2, dtype, COMPILED),)
     return result
 
 
@@ -125,29 +117,27 @@ def _four(values, AT: tl.constexpr):
 @jit
 def _multiplied(
     words, factors, chunks, total, later, magic,
-    NUMBERS: tl.constexpr, DEEP: tl.constexpr, SHARED: tl.constexpr, TILES: tl.constexpr, EIGHTS: tl.constexpr,
+    NUMBERS: tl.constexpr, SHARED: tl.constexpr, TILES: tl.constexpr, EIGHTS: tl.constexpr,
     BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Return sums with those of a block."""
-    units, less = (), ()
+    units, less, inputs = (), (), ()
     for tile in tl.static_range(2 * TILES):
-        of_tile = words_of(words, tile, BITS)
-        units += ((_shared_unit(of_tile, later) if SHARED else of_tile),)
+        unit = words_of(words, tile, BITS)
+        units += ((_half_unit(unit, later) if SHARED else unit),)
         off = tl.zeros_like(total[0]) - factors[2 * tile + 1]
         less += (packed(off, off, dtype, COMPILED),)
-    count: tl.constexpr = NUMBERS // DEEP // 8  # of 16 bytes of inputs, of a unit
-    for unit in tl.static_range(DEEP):
-        inputs = ()
-        for eight in tl.static_range(EIGHTS):
-            inputs += (paired_inputs(chunks, (eight * DEEP + unit) * count, count, 1, COMPILED),)
-        for at in tl.static_range(0, 4 * count, 2):
-            result = ()
-            for tile in tl.static_range(TILES):
-                a = _sixteen(units, less, magic, tile, unit, at, BITS, dtype, COMPILED)
-                for eight in tl.static_range(EIGHTS):
-                    sums = _four(total, tile * EIGHTS + eight)
-                    result += product(a, (inputs[eight][at], inputs[eight][at + 1]), sums, dtype, COMPILED)
-            total = result
+    count: tl.constexpr = NUMBERS // 8  # of 16 bytes of inputs
+    for eight in tl.static_range(EIGHTS):
+        inputs += (paired_inputs(chunks, eight * count, count, 1, COMPILED),)
+    for at in tl.static_range(0, 4 * count, 2):
+        result = ()
+        for tile in tl.static_range(TILES):
+            a = _sixteen(units, less, magic, tile, at, dtype, COMPILED)
+            for eight in tl.static_range(EIGHTS):
+                sums = _four(total, tile * EIGHTS + eight)
+                result += product(a, (inputs[eight][at], inputs[eight][at + 1]), sums, dtype, COMPILED)
+        total = result
     return total
 
 
@@ -178,33 +168,31 @@ def _stacked(values, FIRST: tl.constexpr, COUNT: tl.constexpr):
 @jit(do_not_specialize=["m", "groups"])
 def few_rows_kernel(
     x_ptr, words_ptr, scale_ptr, zeros_ptr, out_ptr, partial_ptr, counters_ptr, m, n, n_cols, groups, magic,
-    BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr, DEEP: tl.constexpr, SHARED: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr, SHARED: tl.constexpr,
     EIGHTS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr, EVEN_K: tl.constexpr,
     EARLY: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """``x @ weight.T`` for EIGHTS times 8 rows of x, which is read as int32: two numbers of 16 bits.
 
     A warp multiplies TILES times 16 rows of the weight by all rows of x, a block of columns at a time. Four threads
-    beside each other have DEEP units of a block each, or SHARED half a unit. What a block needs is loaded while the
+    beside each other have a unit of a block each, or, SHARED, half a unit. What a block needs is loaded while the
     block before it is multiplied. Sums are in the scale of the group at hand: they change it with the group.
     """
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    unit: tl.constexpr = 32 if BITS == 3 else 32 // BITS
-    each: tl.constexpr = 3 if BITS == 3 else 1
-    numbers: tl.constexpr = unit // 2 if SHARED else DEEP * unit  # of a thread, in a block
+    numbers: tl.constexpr = 16 if SHARED else 32  # of a thread, in a block
     thread = tl.arange(0, 32 * WARPS)
     eighth, quarter = thread // 4 % 8, thread % 4
-    place, later = quarter % 2 if SHARED else quarter * DEEP, quarter >= 2
-    units = n_cols // unit - place  # of a row, from the thread's first on
-    units_of_block: tl.constexpr = 4 * numbers // unit
-    words_of_row = n_cols // 32 * (32 // unit) * each  # so the compiler knows what divides them
+    place, later = quarter % 2 if SHARED else quarter, quarter >= 2
+    units = n_cols // 32 - place  # of a row, from the thread's own on
+    units_of_block: tl.constexpr = 4 * numbers // 32
+    words_of_row = n_cols // 32 * BITS
     rows, scales_at, words_at, inputs_at = (), (), (), ()
     for tile in tl.static_range(2 * TILES):
         row = (tl.program_id(0) * WARPS + thread // 32) * (16 * TILES) + tile * 8 + eighth
         rows += (tl.minimum(row, n - 1),)
         scales_at += (scale_ptr + rows[tile] * (groups if GROUP else 1),)
-        words_at += (words_ptr + rows[tile].to(tl.int64) * words_of_row + place * each,)
-    input_at = place * (unit // 2) + later * 4 if SHARED else quarter * (numbers // 2)
+        words_at += (words_ptr + rows[tile].to(tl.int64) * words_of_row + place * BITS,)
+    input_at = place * 16 + later * 4 if SHARED else place * 16
     for eight in tl.static_range(EIGHTS):
         row = tl.minimum((tl.program_id(1) * EIGHTS + eight) * 8 + eighth, m - 1)
         inputs_at += (x_ptr + row.to(tl.int64) * (n_cols // 2) + input_at,)
@@ -212,12 +200,10 @@ def few_rows_kernel(
     share = tl.cdiv(blocks, tl.num_programs(2))
     first = tl.program_id(2) * share
     last = tl.minimum(first + share, blocks)
-    if EARLY:
-        gdc_launch_dependents()
     block = tl.minimum(first, blocks - 1)  # the last share may be empty
     left = 1 if EVEN_K else (units - block * units_of_block)[:, None]
     words, factors = _read(
-        words_at, scales_at, zeros_ptr, rows, block, left, n_cols, groups, numbers, DEEP, BITS, GROUP, OWN_ZERO, dtype
+        words_at, scales_at, zeros_ptr, rows, block, left, n_cols, groups, numbers, BITS, GROUP, OWN_ZERO, dtype
     )
     if EARLY:
         gdc_wait()
@@ -230,14 +216,16 @@ def few_rows_kernel(
         left = 1 if EVEN_K else (units - block * units_of_block)[:, None]
         next_words, next_factors = _read(
             words_at, scales_at, zeros_ptr, rows, block, left, n_cols, groups,
-            numbers, DEEP, BITS, GROUP, OWN_ZERO, dtype,
+            numbers, BITS, GROUP, OWN_ZERO, dtype,
         )  # fmt: skip
         next_chunks = _inputs(inputs_at, block, left, numbers, SHARED)
         total = _multiplied(
-            words, factors, chunks, total, later, magic, numbers, DEEP, SHARED, TILES, EIGHTS, BITS, dtype, COMPILED
+            words, factors, chunks, total, later, magic, numbers, SHARED, TILES, EIGHTS, BITS, dtype, COMPILED
         )
         total = _rescaled(total, factors, next_factors, start + 1 == last, TILES, EIGHTS)
         words, factors, chunks = next_words, next_factors, next_chunks
+    if EARLY:  # not before, as in ``tiles``
+        gdc_launch_dependents()
     number = tl.arange(0, 4 * TILES * EIGHTS)[None, :]
     column = (tl.program_id(0) * WARPS + thread // 32) * (16 * TILES) + eighth
     column = column[:, None] + number // (4 * EIGHTS) * 16 + number // 2 % 2 * 8

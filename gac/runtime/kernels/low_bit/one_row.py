@@ -23,7 +23,7 @@ class Vector:
 
 
 _VECTORS = dict.fromkeys((8, 4, 3), Vector(8, 8, 4)) | {2: Vector(4, 4, 4)}
-"""By bits; one row of others is multiplied in tiles."""
+"""By bits."""
 _OF_SHORT_ROWS = dict.fromkeys((4, 3), Vector(8, 8, 4, registers=80))
 """Steps that take all of a row need fewer registers, so more programs run at once."""
 _SHORT = 4096

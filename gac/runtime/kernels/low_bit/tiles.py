@@ -37,15 +37,12 @@ class Order:
 
 
 _TILES = {
-    16: Tile(16, 64, 256, 4, 4, 3), 32: Tile(32, 64, 256, 4, 3, 3), 64: Tile(64, 64, 256, 4, 3),
+    16: Tile(16, 128, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), 64: Tile(64, 64, 256, 4, 3),
     MOST_ROWS: Tile(64, 128, 128, 4, 3),
 }  # fmt: skip
 """By the most rows."""
 _IN_SHORT_GROUPS = _TILES | {64: Tile(64, 128, 128, 4, 3)}
-_OF_8_BITS = {
-    16: Tile(16, 64, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), 64: Tile(64, 64, 128, 4, 4),
-    MOST_ROWS: Tile(64, 128, 128, 4, 3),
-}  # fmt: skip
+_OF_8_BITS = _TILES | {16: Tile(16, 64, 128, 4, 4), 64: Tile(64, 64, 128, 4, 4)}
 
 
 def gemm(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
@@ -118,8 +115,8 @@ def arrange_kernel(
     block = offsets // (2 * ACROSS * PAIRS * DEEP)
     column = ((block * ACROSS + thread) * DEEP + deep) * 2 * PAIRS + pair + offsets % 2 * PAIRS
     if EARLY:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     inputs = tl.load(x_ptr + row * n_cols + column, mask=(column < n_cols) & (row < m), other=0.0)
     tl.store(out_ptr + row * width + offsets, inputs, mask=offsets < width)
     many: tl.constexpr = AT_ONCE // STEP
@@ -169,7 +166,6 @@ def gemm_kernel(
     begin = tl.program_id(2) * BLOCK_K
     step: tl.constexpr = SPLIT_K * BLOCK_K
     if EARLY:
-        gdc_launch_dependents()
         gdc_wait()
     factors = ()
     for part in tl.static_range(chunks):
@@ -196,6 +192,8 @@ def gemm_kernel(
                 result -= (factors[3 * part + 1] * factors[3 * part + 2])[None, :]
             total += factors[3 * part][:, None] * result
         factors = following
+    if EARLY:  # not before: programs that wait would take places, and leave some SMs more than others
+        gdc_launch_dependents()
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     total, last = split_k_reduce(total, partial_ptr, counters_ptr, tile, tl.program_id(2), SPLIT_K)
     place = row.to(tl.int64)[:, None] * n + column[None, :]
