@@ -178,7 +178,7 @@ def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> R
         check_forms_divide(sites, recipe.space, run.tensor_parallel)
         if limits.latency != {}:
             check_collectives(profile, run, sites)
-    models, engine = dict[str, DenseModel](), ENGINES.get(str(run.engine), TRANSFORMERS)
+    models, engine = dict[str, DenseModel](), ENGINES[run.engine or TRANSFORMERS.name]
     for name in dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes)):
         stored = partial(runnable_dims, DENSE, scheme_named(name), gpus=run.tensor_parallel, engine=engine)
         storable = [site for site in sites if all(len(stored(each, full_dim(each))) for each in site.weights)]

@@ -156,8 +156,8 @@ def _stored_state(model: Any, plan: Plan) -> dict[str, Tensor]:
         except ValueError as failure:
             raise CheckpointError(f"{block}: {failure}", "scales that are nearer", _REMEDY) from failure
         for (name, module), tensors in zip(modules.items(), exported, strict=True):
-            held = module.state_dict() | tensors
-            state |= {f"{name}.{key}": value.detach() for key, value in held.items()}
+            tensors_of = module.state_dict() | tensors
+            state |= {f"{name}.{key}": value.detach() for key, value in tensors_of.items()}
     return state
 
 

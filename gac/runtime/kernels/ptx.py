@@ -4,8 +4,8 @@ A tensor has one element for each thread here: ``(32 * warps,)``. Products are `
 float32 sums; ``gac.runtime.kernels.latent_attention`` shows what a thread holds. Triton's interpreter knows no PTX: it
 runs the same formulas in plain operations. COMPILED: it is not the interpreter.
 
-Functions that several kernels call read no constants of the module: with them Triton 3.6 compiles a kernel again
-whenever another one was first.
+Functions that several kernels call read no constants of the module. Triton 3.6 would compile a kernel again whenever
+another kernel was compiled first.
 """
 
 from gac.runtime.kernels.guard import jit, tl

@@ -47,15 +47,15 @@ class Floats4(modeling_gac.Floats4, Storage):
         if self.power:
             return super().exported(matrices)
         units = [tensors["weight_global_scale"] for tensors in matrices]
-        unit = max(_LEAST, *(float(one.max()) for one in units))
+        unit = max(_LEAST, *(float(numbers.max()) for numbers in units))
         result = []
-        for tensors, own in zip(matrices, units, strict=True):
-            scale = (tensors["weight_scale"].float() * (own / unit)).to(torch.float8_e4m3fn)
-            moved = {**tensors, "weight_scale": scale, "weight_global_scale": torch.full_like(own, unit)}
+        for tensors, stored in zip(matrices, units, strict=True):
+            scale = (tensors["weight_scale"].float() * (stored / unit)).to(torch.float8_e4m3fn)
+            moved = {**tensors, "weight_scale": scale, "weight_global_scale": torch.full_like(stored, unit)}
             (rows, half), read = tensors["weight_packed"].shape, partial(self.values, dtype=torch.float32)
-            if not torch.equal(*(read(one, rows, 2 * half) for one in (tensors, moved))):
+            if not torch.equal(read(tensors, rows, 2 * half), read(moved, rows, 2 * half)):
                 raise ValueError("scales of NVFP4 further apart than e4m3 reaches")
-            result.append(moved | {"weight_global_scale": own.new_tensor([1 / unit])})
+            result.append(moved | {"weight_global_scale": stored.new_tensor([1 / unit])})
         return result
 
     def rows(self, tensors: Tensors, which: Tensor | slice, rows: int, columns: int, dtype: torch.dtype) -> Tensor:

@@ -55,11 +55,11 @@ def gemm(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
     how = how.fitted(how.numbers * (how.outputs * weight.bits // 8 + how.rows * x.itemsize), x.device)
     sharing = SplitK.of(how, len(x), weight.rows, weight.columns, x, torch.float32)
     order, early = Order.of(chunk, weight.bits), starts_early(x)
-    values_in, inputs = arranged(x, how, chunk, order, sharing.counters)
+    inputs, sums = arranged(x, how, chunk, order, sharing.counters)
     out = x.new_empty(len(x), weight.rows)
     with launching_on(x):
-        gemm_kernel[(ceil_div(weight.rows, how.outputs), len(values_in) // how.rows, sharing.split)](
-            values_in, inputs, *weight.read, out, sharing.sums, sharing.counters,
+        gemm_kernel[(ceil_div(weight.rows, how.outputs), len(inputs) // how.rows, sharing.split)](
+            inputs, sums, *weight.read, out, sharing.sums, sharing.counters,
             len(x), weight.rows, *weight.sizes, MAGIC[x.dtype],
             **weight.options, ACROSS=order.across, DEEP=order.deep,
             BLOCK_M=how.rows, BLOCK_N=how.outputs, BLOCK_K=how.numbers, CHUNK=chunk,
@@ -159,7 +159,7 @@ def gemm_kernel(
     chunks: tl.constexpr = BLOCK_K // CHUNK
     base = tl.minimum(column, n - 1)
     filled = tl.cdiv(n_cols, BLOCK_K) * BLOCK_K
-    given_at = x_ptr + row.to(tl.int64)[:, None] * filled + tl.arange(0, CHUNK)[None, :]
+    inputs_at = x_ptr + row.to(tl.int64)[:, None] * filled + tl.arange(0, CHUNK)[None, :]
     of_row = scale_ptr + base * (groups if GROUP else 1)
     x_sums_ptr += row
     height = tl.num_programs(1) * BLOCK_M
@@ -180,12 +180,12 @@ def gemm_kernel(
             first = start + part * CHUNK
             numbers = numbers_of(words_ptr, base, magic, first, n_cols, BITS, CHUNK, EVEN_K, dtype)
             numbers = tl.permute(tl.reshape(numbers, (BLOCK_N, blocks, ACROSS, DEEP, pairs, 2)), (0, 1, 3, 4, 2, 5))
-            values_in = tl.trans(tl.load(given_at + first))
+            inputs = tl.trans(tl.load(inputs_at + first))
             following += _of_chunk(  # loaded a step before
                 of_row, zeros_ptr, x_sums_ptr, base, first + step, n_cols, filled, groups, height,
                 CHUNK, BITS, GROUP, OWN_ZERO, dtype,
             )  # fmt: skip
-            result = tl.dot(tl.reshape(numbers, (BLOCK_N, CHUNK)), values_in)
+            result = tl.dot(tl.reshape(numbers, (BLOCK_N, CHUNK)), inputs)
             if OWN_ZERO:
                 result -= factors[3 * part + 1][:, None] * factors[3 * part + 2][None, :]
             else:
