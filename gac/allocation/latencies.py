@@ -177,7 +177,8 @@ class Timing:
             if from_norm and not self.engine.plugin:
                 latency[:, column] = self._without_quantising(latency[:, column], operation, scheme)
             if (step := self.steps.get(str(workload))) is not None:
-                scaled = (latency[:, column] * step.scale.numerator) // step.scale.denominator
+                scale = step.scale_in(scheme.name)
+                scaled = (latency[:, column] * scale.numerator) // scale.denominator
                 latency[:, column] = np.where(latency[:, column] == UNKNOWN, UNKNOWN, scaled)
         return latency, source
 

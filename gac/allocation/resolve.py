@@ -63,7 +63,7 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     if method.forms:
         recipe = _with_method_forms(recipe, method)
     space, run, plain = recipe.space, recipe.deployment, recipe.rule == "loss" and not method.forms
-    steps = engine_steps(config, run, profile) if profile.measured_in(STEPS[0], DTYPE) else {}
+    steps = engine_steps(config, run, profile, space.schemes) if profile.measured_in(STEPS[0], DTYPE) else {}
     if run.engine is not None:
         engine = ENGINES[run.engine]
         _check_engine(engine, space, run)
@@ -106,8 +106,12 @@ def _check_engine(engine: Engine, space: Space, run: Deployment) -> None:
         raise GacError(f"fuse=False for engine {engine.name}", "shared GEMMs, which it always has", "Leave fuse out.")
 
 
-def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, Step]:
-    """Whole steps of the dense model in vLLM by workload, where the profile has them, and vLLM is not ruled out."""
+def engine_steps(config: Any, run: Deployment, profile: Profile, schemes: Sequence[str] = ()) -> dict[str, Step]:
+    """Whole steps of the dense model in vLLM by workload, where the profile has them, and vLLM is not ruled out.
+
+    Args:
+        schemes: that plans may use: GEMMs in them have a scale of their own where the profile has steps in them.
+    """
     if run.engine == TRANSFORMERS.name or run.tensor_parallel > 1:
         return {}
     times = {
@@ -128,7 +132,23 @@ def engine_steps(config: Any, run: Deployment, profile: Profile) -> dict[str, St
         if paired_ns and gemms is not None and in_pairs is not None:  # older tables have no step of pairs
             launches = max(launches, paired_ns - served_ns - scale * (in_pairs - gemms))
         steps[name] = Step(dense_ns, served_ns, scale, round(launches / count))
-    return steps
+    in_schemes = _scales_in_schemes(config, profile, served, steps, schemes)
+    return {name: replace(step, in_schemes=in_schemes[name]) for name, step in steps.items()}
+
+
+def _scales_in_schemes(
+    config: Any, profile: Profile, run: Deployment, steps: Mapping[str, Step], schemes: Sequence[str]
+) -> dict[str, dict[str, Fraction]]:
+    """Return by workload the scale of GEMMs in each scheme of which the profile has steps (``Step.in_schemes``)."""
+    sites, scales = family_of(config).sites(config), {name: dict[str, Fraction]() for name in steps}
+    rest = dict(zip(steps, DenseModel.of(sites, profile, run, steps).rest_ns, strict=True))
+    for scheme in (scheme for scheme in map(scheme_named, schemes) if scheme.name != DEFAULT_SCHEME):
+        for workload, gemms in zip(run.parsed, DenseModel.of(sites, profile, run, scheme=scheme).gemms_ns, strict=True):
+            ns = profile.point(steps_of(config, workload)[1], scheme.dtype)
+            if ns is not None and gemms:
+                share = Fraction(int(ns) - rest[str(workload)], gemms)
+                scales[str(workload)][scheme.name] = max(Fraction(0), share.limit_denominator(1024))
+    return scales
 
 
 def _all_paired(sites: Sequence[Site], timing: Timing) -> list[CandidateSet]:

@@ -128,12 +128,17 @@ def profile(
         return _estimated(estimate(points, output, passes, gpus=gpus))
     path = profile_gpu(points, output, passes, seconds, gpus)
     if in_vllm and runs["tensor_parallel"] == 1:
-        _profile_steps(models, runs["workloads"], path, dtype, engine_python)
+        _profile_steps(models, runs["workloads"], path, dtype, engine_python, schemes)
     return _profiled(path, aa)
 
 
 def _profile_steps(
-    models: Sequence[str], workloads: Sequence[str], path: Path, dtype: str, python: Path | None
+    models: Sequence[str],
+    workloads: Sequence[str],
+    path: Path,
+    dtype: str,
+    python: Path | None,
+    schemes: Sequence[str],
 ) -> None:
     from gac.core.workloads import Workload
     from gac.evaluation.engines.steps import profile_steps
@@ -142,7 +147,7 @@ def _profile_steps(
     from gac.models.shapes import shapes_of
 
     configs = {name: text_config(shapes_of(load_config(name))) for name in models}
-    profile_steps(configs, [Workload.parse(text) for text in workloads], path, dtype, python)
+    profile_steps(configs, [Workload.parse(text) for text in workloads], path, dtype, python, schemes)
 
 
 def _collectives(
@@ -177,12 +182,13 @@ def _model_points(
     from gac.profiling.sweeps.coverage import fused_points, model_points, token_points
     from gac_extensions.tokens.defaults import SHARES, STEP
 
-    parsed = [Workload.parse(text) for text in workloads]
+    parsed, runs_in = [Workload.parse(text) for text in workloads], ENGINES[engine]
     for config in map(load_config, models):
         of_model = model_points(config, parsed, dtype, forms, schemes, tensor_parallel)
         fused = fused_points(config, parsed, dtype, forms, schemes, tensor_parallel)
         for point in (*of_model, *fused):
-            yield replace(point, operation=ENGINES[engine].operation(point.operation, point.dtype))
+            if runs_in.has_kernels(point.operation, point.dtype):
+                yield replace(point, operation=runs_in.operation(point.operation, point.dtype))
         if tokens:
             yield from token_points(config, parsed, SHARES, STEP, dtype)
 

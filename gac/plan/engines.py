@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +14,7 @@ from gac.models.attentions import heads_of
 from gac.models.sites import Weight
 from gac.runtime.contract import FEW_ROWS
 from gac.runtime.limits import no_kernel
-from gac.schemes import DEFAULT_SCHEME, scheme_named
+from gac.schemes import DEFAULT_SCHEME, scheme_named, scheme_timed_as
 
 STEPS = ("engine_step", "served_step", "paired_step")
 """Operators of whole steps of a dense model in an engine: by its own class, by GAC's plugin, and there with every
@@ -45,6 +45,15 @@ class Engine:
         served = is_wide and operation.axes["m"] <= self.few_rows
         return replace(operation, operator=f"served_{operation.operator}") if served else operation
 
+    def has_kernels(self, operation: Operation, dtype: str) -> bool:
+        """Return whether the plugin's kernels read the matrices of a GEMM, in a dtype of latency tables."""
+        scheme, sizes = scheme_timed_as(dtype) if self.plugin else None, operation.axes
+        if scheme is None or "n" not in sizes:
+            return True
+        rank = sizes.get("r")
+        matrices = [(sizes["n"], sizes["k"])] if rank is None else [(rank, sizes["k"]), (sizes["n"], rank)]
+        return not any(scheme.kernel_unsupported_reason(*matrix) for matrix in matrices)
+
     def unserved(self, forms: Sequence[str], schemes: Sequence[str]) -> str | None:
         """Return the first form or scheme that the engine does not run at full speed; None where it runs all."""
         if not self.plugin:
@@ -74,12 +83,17 @@ class Step:
         scale: time that a GEMM takes within a step, over that alone. Clocks sink under load, activations shrink along
             with MLPs, and little is gained where a step waits for its launches.
         launch_ns: what one more GEMM costs a step beside its own time. Most where a step waits for its launches.
+        in_schemes: likewise ``scale``, of GEMMs in a scheme, by its name: what else differs in such a step is in it.
     """
 
     dense_ns: int
     served_ns: int
     scale: Fraction = Fraction(1)
     launch_ns: int = 0
+    in_schemes: Mapping[str, Fraction] = field(default_factory=dict)
+
+    def scale_in(self, scheme: str) -> Fraction:
+        return self.in_schemes.get(scheme, self.scale)
 
 
 def steps_of(config: Any, workload: Workload) -> tuple[Operation, ...]:

@@ -1,10 +1,11 @@
 """Plans for an engine: GEMMs that weights share, whatever a plan does, kernels, whole steps, and what is refused."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from gac.profiling.table import Profile
 from gac.reporting.report.charts import charts
 from gac.reporting.report.render import report_page, tiles
 from gac.reporting.report.sources import Sources
-from gac.schemes import scheme_named
+from gac.schemes import Scheme, scheme_named
 from tests.allocation.small_problems import MEASURED, PREFILL, SIDE, curves_by, measured, profile, rows
 from tests.headers import make_profile
 
@@ -66,19 +67,25 @@ def linear_ns(k: int, n: int) -> float:
     return by_bytes(Point(linear(1, k, n)))
 
 
-def table_of(scale: float, paired_ns: float | None = None) -> Profile:
+def table_of(
+    scale: float, paired_ns: float | None = None, stored: Mapping[Scheme, float] = MappingProxyType({})
+) -> Profile:
     """SmolLM2's shapes for one workload as vLLM runs them, and steps in which GEMMs take ``scale`` times as long.
 
     Args:
         paired_ns: of the step in which all weights are pairs; None: the table is older.
+        stored: ns of steps in which all weights lie in a scheme.
     """
-    workload = Workload.parse(DECODE)
-    points = (*model_points(SMOLLM2, [workload]), *fused_points(SMOLLM2, [workload]))
+    workload, schemes = Workload.parse(DECODE), [scheme.name for scheme in stored]
+    points = [
+        *model_points(SMOLLM2, [workload], schemes=schemes), *fused_points(SMOLLM2, [workload], schemes=schemes),
+    ]  # fmt: skip
     served = dict.fromkeys(replace(point, operation=VLLM.operation(point.operation, point.dtype)) for point in points)
     halved = 30 * 576 * (1536 + 768) / 100  # ns that GEMMs of half the MLPs save
     steps_ns = (1_200_000.0, 1_000_000.0, 1_000_000.0 - scale * halved, paired_ns)
     steps = zip(steps_of(SMOLLM2, workload), steps_ns, strict=True)
     timed = {point: by_bytes(point) for point in served} | {Point(step): ns for step, ns in steps if ns is not None}
+    timed |= {Point(steps_of(SMOLLM2, workload)[1], scheme.dtype): ns for scheme, ns in stored.items()}
     return make_profile(Measurement.of(point, ns, 0.0, 10, 1980, True) for point, ns in timed.items())
 
 
@@ -269,6 +276,29 @@ def test_gemms_take_the_scale_of_a_step_and_a_limit_of_1_allows_the_plugin() -> 
     for share, limit in ((1.0, 12_000), (0.9, 26_100 - 18_000)):
         limited = problem(slower, latency={PREFILL: share})
         assert limited.dense.allowed(limited.recipe)[f"ns:{PREFILL}"] == limit
+
+
+def test_gemms_in_a_scheme_take_the_scale_of_a_step_in_it() -> None:
+    scales = {"w4a16": Fraction(2), "fp8": Fraction(1, 2)}
+    step = Step(dense_ns=32_000, served_ns=30_000, scale=Fraction(3, 2), in_schemes=scales)
+    assert [step.scale_in(name) for name in ("bf16", "w4a16", "fp8", "w8a8")] == [
+        step.scale,
+        *scales.values(),
+        step.scale,
+    ]
+
+
+@pytest.mark.parametrize(("stored_ns", "expected"), [(700_000.0, True), (None, False)])
+def test_a_step_in_a_scheme_is_predicted_as_it_was_measured(stored_ns: float | None, expected: bool) -> None:
+    run, scheme = Recipe.of(workloads=DECODE, engine="vllm").deployment, scheme_named("w8a16")
+    table = table_of(1.25, stored={} if stored_ns is None else {scheme: stored_ns})
+    steps = engine_steps(SMOLLM2, run, table, ("bf16", scheme.name))
+    assert (scheme.name in steps[DECODE].in_schemes) is expected
+    model = DenseModel.of(family_of(SMOLLM2).sites(SMOLLM2), table, run, steps, scheme)
+    rest = DenseModel.of(family_of(SMOLLM2).sites(SMOLLM2), table, run, steps).rest_ns[0]
+    if expected:
+        assert model.gemms_ns[0] is not None
+        assert model.gemms_ns[0] + rest == pytest.approx(stored_ns, rel=1e-3)
 
 
 @pytest.mark.parametrize("saved", [0.0, -1.0])

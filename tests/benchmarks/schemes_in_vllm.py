@@ -13,15 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import transformers
-
 from gac.core.io import to_json
 from gac.evaluation.engines.bench import bench_engine
-from gac.evaluation.engines.steps import config_of
-from gac.forms import form_named
-from gac.models.families import family_of
-from gac.models.shapes import Shapes, shapes_of
-from gac.schemes import Scheme, scheme_named
+from gac.evaluation.engines.steps import config_of, stored_modules
+from gac.models.shapes import shapes_of
+from gac.schemes import scheme_named
 from tests.benchmarks.harness import options, write
 from tests.benchmarks.in_vllm import OPTIONS, WORKLOADS
 
@@ -39,24 +35,6 @@ OWN: Mapping[str, Mapping[str, Any]] = {
 """vLLM's own, by name: ``quantization_config``."""
 
 
-def modules_in(scheme: Scheme, shapes: Shapes) -> dict[str, Any]:
-    """Return the header's modules of a model whose weights all lie in one scheme, by name."""
-    config, dense = transformers.AutoConfig.for_model(**asdict(shapes)), form_named("dense")
-    modules = {}
-    for weight in (weight for site in family_of(config).sites(config) for weight in site.weights):
-        module = dense.module(weight, dense.full(weight))
-        modules[weight.name] = {
-            "form": dense.name,
-            "dim": dense.full(weight),
-            "module": module.module,
-            "sizes": dict(module.sizes),
-            "scheme": scheme.name,
-            "storage": scheme.storage.storage,
-            "options": dict(scheme.storage.options),
-        }
-    return modules
-
-
 def main() -> None:
     parser = options(__doc__, "--output")
     parser.add_argument("--shapes", default="llama-3-8b")
@@ -69,7 +47,7 @@ def main() -> None:
     shapes: Any = shapes_of(chosen.shapes)
     configs = {"dense": config_of(shapes, served=False)}
     for name in chosen.schemes:
-        configs[name.replace(":", "-")] = config_of(shapes, True, modules_in(scheme_named(name), shapes))
+        configs[name.replace(":", "-")] = config_of(shapes, True, stored_modules(shapes, scheme_named(name)))
     configs |= {f"vllm-{name}": configs["dense"] | {"quantization_config": OWN[name]} for name in chosen.own}
     with tempfile.TemporaryDirectory() as work:
         for name, config in configs.items():

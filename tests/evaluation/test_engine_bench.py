@@ -30,6 +30,7 @@ from gac.plan.plan import Plan
 from gac.profiling.table import Profile
 from gac.runtime.header import replace_weights
 from gac.runtime.modules import LowRankLinear
+from gac.schemes import scheme_named
 from tests.cli.commands import run
 from tests.headers import make_header
 from tests.models.small import small_config, small_model
@@ -74,6 +75,25 @@ def test_steps_of_dense_models_join_a_table(python: Path, tmp_path: Path, monkey
     assert [table.point(step, "bf16") for step in steps_of(shapes, workload)] == [1_536e6, 768e6, 384e6, 768e6 + 210e6]
     assert [call for _, call, *_ in calls(tmp_path)] == 4 * ["open", "measure", "measure", "measure"]
     steps.profile_steps({"smollm2": shapes}, [workload], path, python="not needed")
+    steps.profile_steps({"smollm2": shapes}, [workload], path, python=python, schemes=("bf16", "w4a16", "fp8"))
+    assert [call for _, call, *_ in calls(tmp_path)] == 6 * ["open", "measure", "measure", "measure"]
+    served = steps_of(shapes, workload)[1]
+    table = Profile.load(path)
+    assert table.point(served, "bf16") == 768e6
+    assert table.point(served, "w4a16") == table.point(served, "fp8_dynamic") == 768e6 + 210e6
+
+
+def test_the_config_of_a_scheme_builds_a_model_in_it() -> None:
+    dense = small_config("llama")
+    modules = steps.stored_modules(dense, scheme_named("w4a16:32"))
+    assert modules.keys() == {weight.name for site in family_of(dense).sites(dense) for weight in site.weights}
+    query = modules["model.layers.0.self_attn.q_proj"]
+    assert (query["form"], query["dim"], query["scheme"], query["storage"]) == (
+        "dense",
+        64,
+        "w4a16:32",
+        "PackedIntegers",
+    )
 
 
 def test_the_config_of_pairs_builds_a_model_of_pairs() -> None:

@@ -3,7 +3,7 @@
 import json
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
@@ -18,13 +18,16 @@ from gac.core.errors import ModelError
 from gac.core.progress import progress_bar
 from gac.core.workloads import Workload
 from gac.evaluation.engines.process import Worker, worker_command
+from gac.forms import DENSE, Form
 from gac.models.families import family_of
 from gac.models.shapes import Shapes
+from gac.models.sites import Weight
 from gac.plan.engines import PAIR, paired_rank, steps_of, with_half_mlps
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.journal import Journal
 from gac.profiling.timing.device import fingerprint
 from gac.runtime.contract import COMPRESSED, SCHEMA
+from gac.schemes import Scheme, scheme_named
 
 _AutoConfig: Any = transformers.AutoConfig
 _MEMORY, _ANSWER = 0.75, 66
@@ -40,24 +43,27 @@ def profile_steps(
     path: Path,
     dtype: str = "bf16",
     python: str | Path | None = None,
+    schemes: Sequence[str] = (),
 ) -> None:
     """Time dense models with random weights in vLLM, and add their steps to a latency table of this GPU.
 
-    Each is timed by the engine's own class, by GAC's plugin with nothing changed, there with MLPs of half the width,
-    and there with every planned weight as a low-rank pair. A decode step is the time of its CUDA graph, without
-    compilation; a prefill is the time until all first tokens are there. Steps that the table has are not timed again. A
-    GacError says if a config does not name its sizes as Llama's does, vLLM is not installed or cannot open a model, or
-    the file is of another machine.
+    Each is timed by the engine's own class, and by GAC's plugin: as it is, with MLPs of half the width, with every
+    planned weight as a low-rank pair, and with every one in each scheme. A decode step is the time of its CUDA
+    graph, without compilation; a prefill is the time until all first tokens are there. Steps that the table has are not
+    timed again. A GacError says if a config does not name its sizes as Llama's does, vLLM is not installed or cannot
+    open a model, or the file is of another machine.
 
     Args:
         models: shapes or transformers configs of text models, by name.
         path: the table, or a new file.
         python: of an environment with vLLM and GAC; None: the one that runs this.
+        schemes: by name.
     """
+    stored = [scheme for scheme in map(scheme_named, schemes) if scheme.storage is not None]
     runs = [
         (name, values, points)
         for name, dense in models.items()
-        for points, values in zip(_points(name, dense, workloads, dtype), _configs(dense), strict=True)
+        for points, values in zip(_points(name, dense, workloads, dtype, stored), _configs(dense, stored), strict=True)
     ]
     with (
         Journal(path, fingerprint()) as journal,
@@ -72,23 +78,29 @@ def profile_steps(
                 bar.update()
 
 
-def _points(name: str, config: Any, workloads: Sequence[Workload], dtype: str) -> list[dict[Workload, Point]]:
-    """Return the points of a model's runs, one of each of the operations of ``steps_of``."""
+def _points(
+    name: str, config: Any, workloads: Sequence[Workload], dtype: str, schemes: Sequence[Scheme]
+) -> list[dict[Workload, Point]]:
+    """Return the points of a model's runs: of the operations of ``steps_of``, and of ``served_step`` in each scheme."""
     steps = [steps_of(config, workload) for workload in workloads]
     if () in steps:
         expected = "a config with hidden_size, intermediate_size and num_attention_heads"
         raise ModelError(f"steps of {name} in an engine", expected, "Leave --engine out for this model.")
+    runs = [(dtype, operations) for operations in zip(*steps, strict=True)]
+    runs += [(scheme.dtype, tuple(served for _, served, *_ in steps)) for scheme in schemes]
     return [
         {workload: Point(operation, dtype) for workload, operation in zip(workloads, operations, strict=True)}
-        for operations in zip(*steps, strict=True)
+        for dtype, operations in runs
     ]
 
 
-def _configs(dense: Any) -> Iterator[dict[str, Any]]:
+def _configs(dense: Any, schemes: Sequence[Scheme]) -> Iterator[dict[str, Any]]:
     yield config_of(dense, served=False)
     yield config_of(dense, served=True)
     yield config_of(with_half_mlps(dense), served=True)
     yield config_of(dense, served=True, modules=paired_modules(dense))
+    for scheme in schemes:
+        yield config_of(dense, served=True, modules=stored_modules(dense, scheme))
 
 
 def _timed(
@@ -118,11 +130,25 @@ def _timed(
 
 def paired_modules(config: Any) -> dict[str, Any]:
     """Return the modules of a compressed model in which every planned weight is a low-rank pair, by its name."""
+    return _modules(config, PAIR, paired_rank, {})
+
+
+def stored_modules(config: Any, scheme: Scheme) -> dict[str, Any]:
+    """Return the modules of a compressed model in which every planned weight lies in a scheme, by its name."""
+    storage = scheme.storage
+    assert storage is not None, f"{scheme.name} has no storage"
+    stored = {"scheme": scheme.name, "storage": storage.storage, "options": dict(storage.options)}
+    return _modules(config, DENSE, DENSE.full, stored)
+
+
+def _modules(
+    config: Any, form: Form, dim_of: Callable[[Weight], int], stored: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
     modules = {}
     for weight in (weight for site in family_of(config).sites(config) for weight in site.weights):
-        rank = paired_rank(weight)
-        spec = PAIR.module(weight, rank)
-        modules[weight.name] = {"form": PAIR.name, "dim": rank, "module": spec.module, "sizes": dict(spec.sizes)}
+        spec = form.module(weight, dim_of(weight))
+        of_form = {"form": form.name, "dim": dim_of(weight), "module": spec.module, "sizes": dict(spec.sizes)}
+        modules[weight.name] = of_form | stored
     return modules
 
 

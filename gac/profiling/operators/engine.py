@@ -5,13 +5,17 @@ from typing import TYPE_CHECKING
 
 from gac.plan.engines import STEPS
 from gac.profiling.operators.base import Operator
+from gac.schemes import scheme_timed_as
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class EngineStep(Operator):
-    """A step of ``b`` sequences with ``s`` new tokens each and ``t`` tokens in the cache, by the model's sizes."""
+    """A step of ``b`` sequences with ``s`` new tokens each and ``t`` tokens in the cache, by the model's sizes.
+
+    GAC's plugin also serves it with every weight of attentions and MLPs in a scheme.
+    """
 
     axes = ("layers", "hidden", "neurons", "h", "kv", "d", "vocabulary", "b", "s", "t")
     compressed_axis = "layers"
@@ -19,6 +23,9 @@ class EngineStep(Operator):
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    def takes(self, dtype: str) -> bool:
+        return dtype in self.dtypes or (self.name == STEPS[1] and scheme_timed_as(dtype) is not None)
 
     def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
         raise RuntimeError("an engine runs whole steps: gac profile --engine vllm")

@@ -108,7 +108,7 @@ def gemm_kernel(
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if full else tl.float32)
     for start in tl.range(tl.program_id(1) * BLOCK_K, n_cols, SPLIT_K * BLOCK_K, num_stages=NUM_STAGES):
         there = True if EVEN_K else (start + offsets < n_cols)[None, :]
-        values_in = tl.load(inputs + start, mask=there, other=0.0)
+        values_in = tl.load(inputs + start, mask=(row < m)[:, None] & there, other=0.0)
         taken = tl.load(weights + start, mask=there, other=0.0)
         if full:
             total = tl.dot(taken, tl.trans(values_in), total, out_dtype=tl.int32)

@@ -76,7 +76,7 @@ def planner_of_shapes(
         method=library.method, workloads=map(str, workloads), refit="none", tensor_parallel=gpus, engine=engine
     )
     return Planner(
-        Problem(sites, curves, table, recipe, measured, steps=engine_steps(shapes, recipe.deployment, table))
+        Problem(sites, curves, table, recipe, measured, steps=engine_steps(shapes, recipe.deployment, table, schemes))
     )
 
 
