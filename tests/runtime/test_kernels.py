@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gac.runtime.kernels import few_rows
 from gac.runtime.kernels import int8_fp8 as eight_bits_gemm
+from gac.runtime.kernels.elementwise.engine import gate
 from gac.runtime.kernels.elementwise.rows import (
     ACTIVATIONS,
     NORMS,
@@ -170,6 +171,14 @@ def test_numbers_and_scales_are_those_of_plain_pytorch(
         off = (numbers.cpu().float() - expected.float() * divisor).abs()
         assert float(off.max()) <= largest
         assert float(off.mean()) < 1e-4
+
+
+@pytest.mark.parametrize("number", [torch.int8, torch.float8_e4m3fn])
+def test_a_gated_activation_is_quantised_as_what_another_kernel_makes_of_it(number: torch.dtype) -> None:
+    x, out = tokens(3, 2 * 80), torch.empty(3, 80, dtype=torch.float16, device=DEVICE)
+    gate(x, out)
+    for found, expected in zip(quantise_rows(x, number, gated=True), quantise_rows(out, number), strict=True):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("number", [torch.int8, torch.float8_e4m3fn])

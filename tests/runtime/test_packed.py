@@ -19,6 +19,7 @@ from gac.plan.plan import WeightChoice
 from gac.runtime import limits as kernel_limits
 from gac.runtime.kernels import gpu
 from gac.runtime.kernels import low_bit as few_bits
+from gac.runtime.kernels.elementwise.engine import gate
 from gac.runtime.kernels.low_bit.few_rows import Rows, skinny_gemm
 from gac.runtime.kernels.low_bit.one_row import Vector
 from gac.runtime.kernels.low_bit.packed import Packed
@@ -122,6 +123,17 @@ def test_tiles_may_have_other_sizes(name: str, mean: int) -> None:
     (storage, held), x = weight(name, 40, 320), mean + inputs(33, 320)
     for how in (Tile(16, 32, 64, 4, 2), Tile(32, 64, 256, 4, 2, programs_per_sm=8)):
         assert error(gemm(x, read(storage, held, 320), how), x, storage, held) < 1e-3
+
+
+@pytest.mark.parametrize(("rows", "is_tiled"), [(1, False), (2, True), (128, True), (129, False)])
+def test_tiles_take_a_gated_activation_as_another_kernel_makes_it(rows: int, is_tiled: bool) -> None:
+    (storage, held), x = weight("w4a16:64", 40, 128), inputs(rows, 2 * 128)
+    packed_weight, out = read(storage, held, 128), torch.empty(rows, 128, dtype=torch.float16, device=DEVICE)
+    gate(x, out)
+    found = few_bits.few_bits_gated(x, packed_weight)
+    assert (found is not None) is is_tiled
+    assert found is None or torch.equal(found, gemm(out, packed_weight))
+    assert few_bits.few_bits_gated(inputs(32, 2 * 128), read(*weight("w3a16", 40, 128), 128)) is None
 
 
 @pytest.mark.parametrize(

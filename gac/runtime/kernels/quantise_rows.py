@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gac.runtime.kernels.elementwise.rows import by_row, normed_values, power_of_two, warps_for
+from gac.runtime.kernels.elementwise.rows import by_row, gated_values, normed_values, power_of_two, warps_for
 from gac.runtime.kernels.gpu import launch_options, launching_on, operator, starts_early
 from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
 from gac.runtime.kernels.split_k import COUNTERS, clear
@@ -24,11 +24,16 @@ class QuantisedRows(NamedTuple):
     counters: Tensor  # int32 zeros, ``(COUNTERS,)``: programs that share a tile count there, and leave zeros
 
 
-def quantise_rows(x: Tensor, number: torch.dtype) -> QuantisedRows:
-    """x ``(rows, columns)``, contiguous, as numbers of 8 bits: one launch."""
-    result = _empty(x, number)
+def quantise_rows(x: Tensor, number: torch.dtype, gated: bool = False) -> QuantisedRows:
+    """x ``(rows, columns)``, contiguous, as numbers of 8 bits: one launch.
+
+    Args:
+        gated: x is ``(rows, 2 columns)``, gate beside up: quantise ``silu(gate) * up``, rounded to 16 bits.
+    """
+    inputs = x[:, : x.shape[1] // 2] if gated else x
+    result = _empty(inputs, number)
     with launching_on(x):
-        quantise_rows_kernel[(len(x),)](x, *result, x.shape[1], **_options(x, number))
+        quantise_rows_kernel[(len(x),)](x, *result, inputs.shape[1], GATED=gated, **_options(inputs, number))
     return result
 
 
@@ -106,7 +111,7 @@ def _round_row(value, row, offsets, size, numbers, scale, counters, MOST: tl.con
 @jit
 def quantise_rows_kernel(
     x_ptr, numbers_ptr, scale_ptr, counters_ptr, n_cols,
-    MOST: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNTERS: tl.constexpr,
+    MOST: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNTERS: tl.constexpr, GATED: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -114,7 +119,11 @@ def quantise_rows_kernel(
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    value = tl.load(x_ptr + row * n_cols + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    place = x_ptr + row * (2 * n_cols if GATED else n_cols) + offsets
+    value = tl.load(place, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    if GATED:
+        other = tl.load(place + n_cols, mask=offsets < n_cols, other=0.0).to(tl.float32)
+        value = gated_values(value, other, False, x_ptr.dtype.element_ty).to(tl.float32)
     _round_row(value, row, offsets, n_cols, numbers_ptr, scale_ptr, counters_ptr, MOST, COUNTERS)
 
 

@@ -113,6 +113,13 @@ class Storage(ABC):
         """Return ``x @ matrix.T`` on a GPU that the kernel supports, of inputs that need no gradients."""
         raise NotImplementedError
 
+    def gated_kernel(self, x: Tensor, tensors: Tensors, columns: int) -> Tensor | None:
+        """Return ``(silu(gate) * up) @ matrix.T`` on such a GPU for x ``(rows, 2 columns)``, gate beside up.
+
+        None where no launch for the inputs of the kernel holds the activation too.
+        """
+        return None
+
     def kernel_of_quantised(self, x: QuantisedRows, tensors: Tensors, dtype: torch.dtype) -> Tensor:
         """Return ``kernel`` of inputs that are quantised already, ``(rows of x, rows)`` in that dtype."""
         raise NotImplementedError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gac.runtime.kernels.int8_fp8 import eight_bits_linear, eight_bits_linear_of, gemm_unsupported_reason
-from gac.runtime.kernels.quantise_rows import QuantisedRows
+from gac.runtime.kernels.quantise_rows import QuantisedRows, quantise_rows
 from gac.runtime.plain import modeling_gac
 from gac.runtime.storage.base import Storage, Tensors, not_scales
 
@@ -31,6 +31,10 @@ class _EightBits(Storage):
 
     def kernel(self, x: Tensor, tensors: Tensors, columns: int) -> Tensor:
         return eight_bits_linear(x, tensors["weight"], tensors["weight_scale"])
+
+    def gated_kernel(self, x: Tensor, tensors: Tensors, columns: int) -> Tensor | None:
+        rows = quantise_rows(x.contiguous(), tensors["weight"].dtype, gated=True)
+        return self.kernel_of_quantised(rows, tensors, x.dtype)
 
     def kernel_of_quantised(self, x: QuantisedRows, tensors: Tensors, dtype: torch.dtype) -> Tensor:
         return eight_bits_linear_of(*x, tensors["weight"], tensors["weight_scale"], dtype)

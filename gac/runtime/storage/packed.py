@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gac.runtime.kernels.low_bit import few_bits_linear, few_bits_written
+from gac.runtime.kernels.low_bit import few_bits_gated, few_bits_linear, few_bits_written
 from gac.runtime.kernels.low_bit.packed import Packed
 from gac.runtime.limits import few_bits
 from gac.runtime.plain import modeling_gac
@@ -102,6 +102,9 @@ class PackedIntegers(modeling_gac.PackedIntegers, Storage):
 
     def kernel(self, x: Tensor, tensors: Tensors, columns: int) -> Tensor:
         return few_bits_linear(x, *self._packed(tensors, columns).operands)
+
+    def gated_kernel(self, x: Tensor, tensors: Tensors, columns: int) -> Tensor | None:
+        return few_bits_gated(x, self._packed(tensors, columns))
 
     def _packed(self, tensors: Tensors, columns: int) -> Packed:
         return Packed.of(tensors, self.bits, self.group, columns)

@@ -15,6 +15,7 @@ from gac.runtime.vllm.heads import BACKEND, FewerHeads
 from gac.runtime.vllm.linear import DenseLinearMethod
 from gac.runtime.vllm.planned import PlannedConfig
 from gac.runtime.vllm.skip import skip
+from gac.runtime.vllm.stored import StoredLinearMethod
 
 _PARAMETERS = {".first.weight": ".weight", ".second.weight": ".second", ".second.bias": ".bias"}
 """Names of parameters here, by the ends of the names in a checkpoint."""
@@ -87,7 +88,7 @@ class _Compressed:
 
 
 def _join_activations(model: Any) -> None:
-    """Let gate and up run the activation that follows, so that one launch does both where there is one token."""
+    """Let gate and up run the activation that follows, or the down projection where it quantises what that gives."""
     for module in model.modules():
         parts = dict(module.named_children())
         if parts.keys() != {"gate_up_proj", "act_fn", "down_proj"} or type(parts["act_fn"]) is not SiluAndMul:
@@ -96,3 +97,5 @@ def _join_activations(model: Any) -> None:
         if isinstance(first, DenseLinearMethod) and isinstance(second, DenseLinearMethod):
             first.activation, second.gate_up = parts["act_fn"], parts["gate_up_proj"]
             module.act_fn = nn.Identity()
+        if isinstance(first, StoredLinearMethod) and isinstance(second, StoredLinearMethod):
+            first.hands_over = True

@@ -77,8 +77,16 @@ class Gemm:
         for name, part in self.storage.slice_rows(self.tensors(layer), rows).items():
             part.copy_(tensors[name])
 
-    def multiply(self, layer: nn.Module, x: Tensor) -> Tensor:
-        return self.storage.multiply(x, self.tensors(layer), self.rows, self._columns, None)
+    def multiply(self, layer: nn.Module, x: Tensor, activation: nn.Module | None = None) -> Tensor:
+        """Multiply x ``(rows, columns)``; with an activation x is gate beside up, of twice as many columns."""
+        tensors = self.tensors(layer)
+        if activation is not None:
+            if self.storage.unsupported_reason(x.device, x.dtype, self.rows, self._columns) is None:
+                product = self.storage.gated_kernel(x, tensors, self._columns)
+                if product is not None:
+                    return product
+            x = activation(x)
+        return self.storage.multiply(x, tensors, self.rows, self._columns, None)
 
     def check(self, layer: Any, dtype: torch.dtype) -> None:
         """Refuse a matrix that no kernel of this GPU multiplies."""
@@ -120,10 +128,15 @@ class StoredLinearMethod(PlannedLinearMethod):
 
     The parameters have the names of a checkpoint's tensors, and hold nothing: loading fills the buffers of GEMMs.
 
+    Attributes:
+        hands_over: gate and up leave their activation to the down projection, which quantises what it gives.
+
     Args:
         name: of the layer, for errors.
         modules: of the siblings; None: dense as they were.
     """
+
+    hands_over = False
 
     def __init__(self, name: str, modules: Sequence[Module | None]) -> None:
         super().__init__(modules)
@@ -177,7 +190,9 @@ class StoredLinearMethod(PlannedLinearMethod):
 
     def run(self, layer: Any, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
         tokens = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        products = {gemm: gemm.multiply(layer, tokens) for gemm in self._firsts}
+        before = None if self.gate_up is None else self.gate_up.quant_method
+        activation = before.activation if isinstance(before, StoredLinearMethod) and before.hands_over else None
+        products = {gemm: gemm.multiply(layer, tokens, activation) for gemm in self._firsts}
         if len(products) == 1 and not self._seconds and self._firsts[0].rows == self.features:
             y = products[self._firsts[0]]
         else:
@@ -187,7 +202,7 @@ class StoredLinearMethod(PlannedLinearMethod):
             y = torch.cat([parts[index] for index in sorted(parts)], 1) if len(parts) > 1 else parts[0]
         y = y if bias is None else y + bias
         y = y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
-        return y if self.activation is None else self.activation(y)
+        return y if self.activation is None or self.hands_over else self.activation(y)
 
 
 def _columns(layer: Any, storage: Storage, tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:

@@ -37,6 +37,13 @@ def few_bits_linear(
     return y.view(*x.shape[:-1], weight.rows)
 
 
+def few_bits_gated(x: Tensor, weight: Packed) -> Tensor | None:
+    """``(silu(gate) * up) @ weight.T`` for x ``(rows, 2 columns)``, gate beside up; None where it is not tiles."""
+    if not _FEW_ROWS.get(weight.bits, 1) < len(x) <= MOST_ROWS:
+        return None
+    return gemm(x.contiguous(), weight, gated=True)
+
+
 @operator(lambda words, _s, _z, _bits, _group, columns, dtype: words.new_empty(len(words), columns, dtype=dtype))
 def few_bits_written(
     words: Tensor, scale: Tensor, zeros: Tensor | None, bits: int, group: int, columns: int, dtype: torch.dtype

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gac.runtime.kernels.elementwise.rows import gated_values
 from gac.runtime.kernels.gpu import ceil_div, launch_options, launching_on, starts_early
 from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
 from gac.runtime.kernels.low_bit.dequantise import numbers_of
@@ -45,17 +46,20 @@ _IN_SHORT_GROUPS = _TILES | {64: Tile(64, 128, 128, 4, 3)}
 _OF_8_BITS = _TILES | {16: Tile(16, 64, 128, 4, 4), 64: Tile(64, 64, 128, 4, 4)}
 
 
-def gemm(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
+def gemm(x: Tensor, weight: Packed, how: Tile | None = None, gated: bool = False) -> Tensor:
     """Some rows x ``(rows, columns)``: two launches; sums of whole numbers are scaled group by group.
 
     Where tiles are few, several programs share each, every one with a part of the columns.
+
+    Args:
+        gated: x is ``(rows, 2 columns)``, gate beside up: multiply ``silu(gate) * up``, rounded to 16 bits.
     """
     how = how or _tile(len(x), weight)
     chunk = min(_CHUNK, how.numbers, weight.group or how.numbers)
     how = how.fitted(how.numbers * (how.outputs * weight.bits // 8 + how.rows * x.itemsize), x.device)
     sharing = SplitK.of(how, len(x), weight.rows, weight.columns, x, torch.float32)
     order, early = Order.of(chunk, weight.bits), starts_early(x)
-    inputs, sums = arranged(x, how, chunk, order, sharing.counters)
+    inputs, sums = arranged(x, how, chunk, order, sharing.counters, gated)
     out = x.new_empty(len(x), weight.rows)
     with launching_on(x):
         gemm_kernel[(ceil_div(weight.rows, how.outputs), len(inputs) // how.rows, sharing.split)](
@@ -75,9 +79,11 @@ def _tile(rows: int, weight: Packed) -> Tile:
     return tile_for(rows, _IN_SHORT_GROUPS if weight.group == LEAST_GROUP else _TILES)
 
 
-def arranged(x: Tensor, tile: Tile, chunk: int, order: Order, counters: Tensor) -> tuple[Tensor, Tensor]:
+def arranged(
+    x: Tensor, tile: Tile, chunk: int, order: Order, counters: Tensor, gated: bool = False
+) -> tuple[Tensor, Tensor]:
     """Columns of x in that order, zeros up to whole tiles, and their sums ``(chunks, rows)``; clears the counters."""
-    rows, columns = x.shape
+    rows, columns = len(x), x.shape[1] // (2 if gated else 1)
     height, steps = ceil_div(rows, tile.rows) * tile.rows, ceil_div(columns, tile.numbers)
     out = x.new_empty(height, steps * tile.numbers)
     sums = x.new_empty(out.shape[1] // chunk, height, dtype=torch.float32)
@@ -85,7 +91,7 @@ def arranged(x: Tensor, tile: Tile, chunk: int, order: Order, counters: Tensor) 
     with launching_on(x):
         arrange_kernel[(height, ceil_div(out.shape[1], _ARRANGED))](
             x, out, sums, counters, len(counters), rows, columns, out.shape[1],
-            PAIRS=order.pairs, ACROSS=order.across, DEEP=order.deep, STEP=chunk,
+            PAIRS=order.pairs, ACROSS=order.across, DEEP=order.deep, STEP=chunk, GATED=gated,
             AT_ONCE=_ARRANGED, MOST=1 << (len(counters) - 1).bit_length(), EARLY=early,
             num_warps=4, **launch_options(early),
         )  # fmt: skip
@@ -98,7 +104,7 @@ def arranged(x: Tensor, tile: Tile, chunk: int, order: Order, counters: Tensor) 
 @jit(do_not_specialize=["count", "m"])
 def arrange_kernel(
     x_ptr, out_ptr, partial_ptr, counters_ptr, count, m, n_cols, width,
-    PAIRS: tl.constexpr, ACROSS: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
+    PAIRS: tl.constexpr, ACROSS: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr, GATED: tl.constexpr,
     AT_ONCE: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Columns of x in the order in which ``gemm_kernel`` takes them, zeros behind the last column and row.
@@ -117,7 +123,11 @@ def arrange_kernel(
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
-    inputs = tl.load(x_ptr + row * n_cols + column, mask=(column < n_cols) & (row < m), other=0.0)
+    there, place = (column < n_cols) & (row < m), x_ptr + row * (2 * n_cols if GATED else n_cols) + column
+    inputs = tl.load(place, mask=there, other=0.0)
+    if GATED:
+        other = tl.load(place + n_cols, mask=there, other=0.0)
+        inputs = gated_values(inputs.to(tl.float32), other.to(tl.float32), False, x_ptr.dtype.element_ty)
     tl.store(out_ptr + row * width + offsets, inputs, mask=offsets < width)
     many: tl.constexpr = AT_ONCE // STEP
     step = tl.program_id(1) * many + tl.arange(0, many)
