@@ -115,7 +115,7 @@ class Request:
             request = cls(Recipe.of(budget, **named), options.get("profile"), texts)
         for part in request.texts.parts:
             if isinstance(part, TextSpec):
-                check_text(part.name)
+                check_text(part.name, sampled=True)
         return request
 
 
@@ -270,7 +270,7 @@ def compress(
         dtype = SAVED_IN
     check_in_memory(loaded.model)
     digest = planned_digest(plan, loaded, sites)
-    windows = planned_windows(plan, loaded, calibration)
+    windows = planned_windows(plan, loaded, calibration, progress)
     if ranks.count > 1:
         check_same_everywhere(ranks, loaded, digest, windows, plan)
     if recipe.measure.shots == 2:

@@ -16,11 +16,11 @@ from gac.healing.layerwise import train_layers
 from gac.healing.losses import mean_loss, windows_per_pass
 from gac.healing.records import Result, TrainingBudget
 from gac.healing.run import CheckpointFile, DistillationRun, key_of, trainables_of
-from gac.healing.sampling import sampled_windows
 from gac.healing.sharding import needs_sharding, offloaded
 from gac.healing.text import HealingText, healing_text
 from gac.healing.training_mode import training_mode
 from gac.healing.whole_model import train_whole_model
+from gac.measurement.own_text import sampled_windows
 from gac.measurement.session import planned_digest
 from gac.measurement.texts import CalibrationText
 from gac.models.families import family_of

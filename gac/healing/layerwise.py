@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from gac.core.progress import progress_bar
 from gac.healing.gradients import Gradients
-from gac.healing.losses import training_autocast
 from gac.healing.optimizer import RelativeAdamW, Span, rate_for_batch, schedule
 from gac.healing.run import DistillationRun
 from gac.healing.text import shuffled
 from gac.healing.trainables import gradients_of, snapshot
 from gac.models.layer_stack import LayerStack, entering, room
-from gac.models.modules import input_device, run_on
+from gac.models.modules import input_device, run_on, training_autocast
 
 logger = logging.getLogger(__name__)
 

@@ -20,19 +20,6 @@ LARGE = 1_000_000_000  # models with this many parameters or more are large: the
 FLOAT32_LOGITS = 2**25  # logits that the plain path holds in float32 at a time
 
 
-def training_autocast(model: Any) -> torch.autocast:
-    """Autocast to bfloat16 on a GPU and for 16-bit models; float32 models on a CPU keep their dtype."""
-    kind = input_device(model).type
-    enabled = kind == "cuda" or model.dtype != torch.float32
-    return torch.autocast(kind, torch.bfloat16, enabled=enabled, cache_enabled=False)  # a cache would miss steps
-
-
-def autocast_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype in which autocast computes with a tensor; its own if autocast is off."""
-    kind = tensor.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
-
-
 def windows_per_pass(model: Any, length: int, ranks: Ranks = ALONE) -> int:
     """The number of windows in one forward pass: the same on all GPUs of a kind, for the same bits."""
     logits, device = LOGITS, input_device(model)

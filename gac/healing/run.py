@@ -19,7 +19,7 @@ from gac.core.errors import StatisticsError
 from gac.core.io import from_json, home, to_json
 from gac.core.version import __version__
 from gac.healing.gradients import Capturing, can_capture
-from gac.healing.losses import mean_loss, training_autocast, windows_per_pass
+from gac.healing.losses import mean_loss, windows_per_pass
 from gac.healing.records import LossPoint, Progress, TrainingBudget
 from gac.healing.sharding import fits, shard
 from gac.healing.text import HealingText
@@ -27,7 +27,7 @@ from gac.healing.trainables import Snapshot, Trainables
 from gac.measurement.store import CPU, read_tensors, write_tensors
 from gac.models.families import family_of
 from gac.models.loading import tensor_digest
-from gac.models.modules import input_device
+from gac.models.modules import input_device, training_autocast
 from gac.plan.plan import Plan
 from gac.runtime.storage.modules import count_parameters
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gac.healing.losses import autocast_dtype
+from gac.models.modules import autocast_dtype
 from gac.runtime.kernels.gpu import kernels_run_on
 from gac.runtime.latents.quantise import rounded_latents
 from gac.runtime.plain.modeling_gac import Heads, in_parts, multiply_blocks

@@ -1,7 +1,7 @@
 """The text of a distillation run: windows of one text or several to train on, and held-out windows."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import sqrt
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from gac.core.errors import PlanError, TextError
-from gac.healing.sampling import SELF, WINDOWS
 from gac.measurement.documents import DEFAULT_LENGTH, Documents, ordered
+from gac.measurement.own_text import WINDOWS
 from gac.measurement.text import (
+    SELF,
     TextSpec,
     Windows,
     calibration_windows,
@@ -25,15 +26,13 @@ from gac.measurement.text import (
     is_sized_text,
     is_text,
 )
-from gac.measurement.texts import CalibrationText, Part, Texts
+from gac.measurement.texts import CalibrationText, Part, Sampler, Texts
 from gac.models.loading import Loaded
 from gac.plan.plan import Plan
 
 MIN_WINDOWS = 10
 HELDOUT_EVERY, MAX_HELDOUT = 10, 16  # one of so many windows is held out, up to a maximum
 
-Sampler = Callable[[int, int, Sequence[Windows]], Windows]
-"""Samples a number of windows of a length from the dense model, which continue windows of other texts."""
 _SELF = re.compile(rf"{SELF}(:\S+)?")
 
 
@@ -169,8 +168,7 @@ class _Request:
             return cls(item, TextSpec(SELF, WINDOWS, length))
         sized = is_sized_text(item) or _SELF.fullmatch(item) is not None
         spec = TextSpec.parse(item) if sized else TextSpec(item, length=length)
-        if spec.name != SELF:
-            check_text(spec.name)
+        check_text(spec.name, sampled=True)
         return cls(item, spec, complete=not sized)
 
     def cut(self, tokenizer: Any, bos: bool | None) -> Windows | None:

@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
-from gac.healing.losses import autocast_dtype
+from gac.models.modules import autocast_dtype
 from gac.runtime.fusion.elementwise import Forward, Norm, eps_of, fuse_elementwise
 from gac.runtime.kernels.gpu import SIXTEEN_BIT
 

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from gac.core.progress import progress_bar
 from gac.healing.gradients import Gradients
-from gac.healing.losses import gradient_checkpointing, summed_loss, training_autocast
+from gac.healing.losses import gradient_checkpointing, summed_loss
 from gac.healing.optimizer import COOLING, RelativeAdamW, Span, cooling_schedule, rate_for_batch, schedule
 from gac.healing.records import LossPoint
 from gac.healing.run import DistillationRun
 from gac.healing.trainables import gradients_of
+from gac.models.modules import training_autocast
 
 logger = logging.getLogger(__name__)
 

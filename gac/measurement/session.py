@@ -37,10 +37,12 @@ from gac.measurement.documents import Text
 from gac.measurement.embeddings import check_embeddings, measure_head
 from gac.measurement.expected import expected_curves, expected_error, expected_share
 from gac.measurement.joint_losses import MOST
+from gac.measurement.own_text import FOLDER as OWN_TEXT
+from gac.measurement.own_text import has_starts, sampled_windows
 from gac.measurement.runs import TOKENS
 from gac.measurement.similarity import compare_texts
 from gac.measurement.store import StatisticsStore
-from gac.measurement.text import TextSpec, Windows, check_positions, check_vocabulary
+from gac.measurement.text import SELF, TextSpec, Windows, check_positions, check_vocabulary
 from gac.measurement.texts import CalibrationText, Texts
 from gac.measurement.weight_measurements import measure_weights
 from gac.models.basis import Rotation
@@ -117,8 +119,8 @@ def measure(
     of_head, lossy = scheme_named(space.head), any(scheme_named(name).lossy for name in space.schemes)
     if recipe.measure.shots == 2 or lossy or of_head.lossy:
         _check_options(loaded.model, resolved)
-    windows = cut_windows(texts, loaded, recipe.measure.seed, recipe.measure.bos)
     digest = targeted_digest(loaded, sites)
+    windows = cut_windows(texts, loaded, digest, recipe.measure.seed, recipe.measure.bos, progress)
     if ranks.count > 1:
         check_same_everywhere(ranks, loaded, digest, windows, recipe)
     if compare_with is not None:
@@ -323,7 +325,9 @@ def planned_digest(plan: Plan, loaded: Loaded, sites: Sequence[Site]) -> str:
     return digest
 
 
-def planned_windows(plan: Plan, loaded: Loaded, calibration: CalibrationText | None = None) -> Windows:
+def planned_windows(
+    plan: Plan, loaded: Loaded, calibration: CalibrationText | None = None, progress: bool = True
+) -> Windows:
     """Cut the windows that the plan was calibrated on; PlanError if they cannot be had, or are others here."""
     text = plan.measured.calibration
     if calibration is None and text.documents:
@@ -337,19 +341,35 @@ def planned_windows(plan: Plan, loaded: Loaded, calibration: CalibrationText | N
     if len(texts.parts) != len(parts):
         problem, expected = f"calibration on {texts.name}", f"{text.text}, as the plan was"
         raise PlanError(problem, expected, "Give as many texts, in the same order.")
-    texts = texts.sized([part.windows for part in parts], text.window_tokens)
-    windows = cut_windows(texts, loaded, plan.recipe.measure.seed, text.bos)
+    texts, names = texts.sized([part.windows for part in parts], text.window_tokens), [part.text for part in parts]
+    windows = cut_windows(texts, loaded, plan.measured.digest, plan.recipe.measure.seed, text.bos, progress)
     if windows.digest != text.digest:
         raise PlanError(
             f"calibration text {texts.name} has digest {windows.digest[:12]} here",
             f"{text.digest[:12]}, as when the plan was made",
-            "Use the same text and tokenizer, or allocate again.",
+            "Use the same text and tokenizer, or allocate again."
+            + (f" Text {SELF!r} lies in {home() / OWN_TEXT} where the plan was made." if SELF in names else ""),
         )
     return windows
 
 
-def cut_windows(texts: Texts, loaded: Loaded, seed: int, bos: bool | None) -> Windows:
-    windows = texts.cut(loaded.tokenizer, seed, bos)
+def cut_windows(
+    texts: Texts, loaded: Loaded, digest: str, seed: int, bos: bool | None, progress: bool = True
+) -> Windows:
+    """Cut the windows of texts; text ``self`` is written by the model, whose weights have that digest, or read again.
+
+    A GacError says if the model cannot write text, or has not all positions or token ids.
+    """
+
+    def sample(windows: int, length: int, others: Sequence[Windows]) -> Windows:
+        check_in_memory(loaded.model, f", with text {SELF!r}", "where it writes text", ", or name another text")
+        check_positions(loaded.model, length, "calibration windows")
+        prompts = () if has_starts(loaded.tokenizer) else others
+        return sampled_windows(
+            loaded.model, loaded.tokenizer, digest, seed, this_run(), progress, windows, length, prompts, bos
+        )
+
+    windows = texts.cut(loaded.tokenizer, seed, bos, sample)
     check_positions(loaded.model, windows.length, "calibration windows")
     check_vocabulary(windows, loaded.model)
     return windows

@@ -25,6 +25,9 @@ _C4_DOCUMENTS = 2000
 _NAME = 80
 """Characters of a malformed text that an error shows."""
 
+SELF = "self"
+"""The name of text that the dense model writes, see ``gac.measurement.own_text``."""
+
 Bos = Literal["none", "text", "windows"]
 """The place of BOS: nowhere, at the head of the text, or at the head of every window."""
 _HEADS = {"none": "no BOS", "text": "BOS at the head of the text", "windows": "BOS at the head of every window"}
@@ -64,7 +67,7 @@ def is_sized_text(item: str) -> bool:
 
 
 def is_text(name: str) -> bool:
-    return name in _SOURCES or os.path.isfile(name)
+    return name in (SELF, *_SOURCES) or os.path.isfile(name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +153,10 @@ def every_window(source: str | Documents, tokenizer: Any, length: int, bos: bool
     return _cut(name, ids, None, length, head=bos_of(tokenizer, bos))
 
 
-def windows_of(name: str, ids: torch.Tensor, tokenizer: Any, windows: int, length: int) -> Windows:
-    return _cut(name, ids, windows, length, head=bos_of(tokenizer))
+def windows_of(
+    name: str, ids: torch.Tensor, tokenizer: Any, windows: int, length: int, bos: bool | None = None
+) -> Windows:
+    return _cut(name, ids, windows, length, head=bos_of(tokenizer, bos))
 
 
 def bos_of(tokenizer: Any, bos: bool | None = None) -> int | None:
@@ -280,9 +285,15 @@ def _source(text: str | Documents) -> _Source:
     return _Source(read, read)
 
 
-def check_text(name: str) -> None:
-    """Refuse a text that is neither known nor a file, or a name that is not UTF-8, which no plan can hold."""
+def check_text(name: str, sampled: bool = False) -> None:
+    """Refuse a text that is neither known nor a file, or a name that is not UTF-8, which no plan can hold.
+
+    Text that the dense model writes is refused too, unless it may be ``sampled``.
+    """
     check_characters(name, f"the name of text {name[:_NAME]!a}", "Rename the file.")
+    if name == SELF and not sampled:
+        expected, remedy = "text that others wrote", "Calibrate or heal on it, and name another text here."
+        raise TextError(f"text {SELF!r}, which the dense model writes", expected, remedy)
     if is_text(name):
         if UNSAFE.search(name):
             raise TextError(f"text {name!r}", "a name without control characters", "Rename the file.")

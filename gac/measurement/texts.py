@@ -1,7 +1,7 @@
 """Calibration text: one text, or several, each with its share of the windows."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,12 +9,14 @@ import torch
 
 from gac.core.errors import TextError
 from gac.measurement.documents import Documents, Text, ordered
-from gac.measurement.text import TextSpec, Windows, calibration_windows, check_text, digest_of, is_sized_text
+from gac.measurement.text import SELF, TextSpec, Windows, calibration_windows, check_text, digest_of, is_sized_text
 
 _SPLITS = 16
 Part = TextSpec | Documents
 CalibrationText = Text | Part | Iterable[str | Part]
 """Calibration text as a caller may pass it, see ``Texts.of``."""
+Sampler = Callable[[int, int, Sequence[Windows]], Windows]
+"""Samples so many windows of so many tokens from the dense model, beside those of other texts."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,23 @@ class Texts:
         sized = zip(self.parts, windows, strict=True)
         return Texts(tuple(replace(part, windows=count, length=length) for part, count in sized))
 
-    def cut(self, tokenizer: Any, seed: int = 0, bos: bool | None = None) -> Windows:
-        """The windows of all of them, in the order of ``interleaved``; as ``calibration_windows`` otherwise."""
-        each = [calibration_windows(part, tokenizer, seed, bos) for part in self.parts]
+    def cut(self, tokenizer: Any, seed: int = 0, bos: bool | None = None, sample: Sampler | None = None) -> Windows:
+        """The windows of all of them, in the order of ``interleaved``; as ``calibration_windows`` otherwise.
+
+        Args:
+            sample: writes text ``self``; without it that is refused.
+        """
+        written = {
+            part: calibration_windows(part, tokenizer, seed, bos)
+            for part in self.parts
+            if sample is None or part.name != SELF
+        }
+        each = [
+            written[part]
+            if part in written or sample is None
+            else sample(part.windows, part.length, [*written.values()])
+            for part in self.parts
+        ]
         if len(each) == 1:
             return each[0]
         rows = [iter(windows.ids) for windows in each]
@@ -123,5 +139,5 @@ def _part(item: str | Part) -> Part:
         problem = f"a {type(item).__name__} among calibration texts"
         raise TextError(problem, "names, paths, gac.Documents", "Leave it out.")
     spec = TextSpec.parse(item)
-    check_text(spec.name)
+    check_text(spec.name, sampled=True)
     return spec

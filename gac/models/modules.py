@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gac.models.families import family_of
 
@@ -90,3 +90,16 @@ def free_memory(device: torch.device) -> int:
     """Bytes of a GPU that are free, with those that PyTorch holds and does not use."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0] + unused)
+
+
+def training_autocast(model: Any) -> torch.autocast:
+    """Autocast to bfloat16 on a GPU and for 16-bit models; float32 models on a CPU keep their dtype."""
+    kind = input_device(model).type
+    enabled = kind == "cuda" or model.dtype != torch.float32
+    return torch.autocast(kind, torch.bfloat16, enabled=enabled, cache_enabled=False)  # a cache would miss steps
+
+
+def autocast_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype in which autocast computes with a tensor; its own if autocast is off."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype

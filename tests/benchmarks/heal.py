@@ -36,8 +36,8 @@ import gac
 from gac.core.distributed.ranks import ALONE
 from gac.core.io import atomic_path
 from gac.healing.records import BLOCKS, LossPoint
-from gac.healing.sampling import sampled_windows
 from gac.healing.text import HealingText, healing_text
+from gac.measurement.own_text import sampled_windows
 from gac.measurement.session import planned_digest
 from gac.models.families import family_of
 from gac.plan.plan import Plan

@@ -1,4 +1,4 @@
-"""Loss on three texts of models that were calibrated on Wikipedia, on technical text, and on both in several shares.
+"""Loss on three texts of models that were calibrated on Wikipedia, on technical text, on what the model writes itself.
 
     python tests/benchmarks/texts.py --learned pages.txt --technical git.txt --output texts.json
 
@@ -15,14 +15,17 @@ import gac
 from tests.benchmarks.harness import OF_A_STUDY, Study, news, options
 
 SHARES = {
-    "wiki": (8, 0),
-    "half of each": (4, 4),
-    "three to one": (6, 2),
-    "seven to one": (7, 1),
-    "technical": (0, 8),
-    "as much of each": (8, 8),
+    "wiki": (8, 0, 0),
+    "half of each": (4, 4, 0),
+    "three to one": (6, 2, 0),
+    "seven to one": (7, 1, 0),
+    "technical": (0, 8, 0),
+    "as much of each": (8, 8, 0),
+    "half its own": (4, 0, 4),
+    "a quarter its own": (6, 0, 2),
+    "its own": (0, 0, 8),
 }
-"""Eighths of the windows that are of Wikipedia, and of technical text."""
+"""Eighths of the windows that are of Wikipedia, of technical text, and of text that the dense model writes."""
 
 
 def main() -> None:
@@ -35,8 +38,8 @@ def main() -> None:
     asked = parser.parse_args()
     study = OnTexts(asked, {"wiki": "wiki-sample", "prose": str(news()), "technical": asked.technical})
     for name in asked.only or SHARES:
-        of_wiki, of_learned = (asked.size * share // 8 for share in SHARES[name])
-        calibration = [f"{text}:{n}x1024" for text, n in (("wiki-sample", of_wiki), (asked.learned, of_learned)) if n]
+        sizes = dict(zip(("wiki-sample", asked.learned, "self"), SHARES[name], strict=True))
+        calibration = [f"{text}:{asked.size * share // 8}x1024" for text, share in sizes.items() if share]
         for budget in asked.budgets:
             study.add({"calibrated on": name}, budget, calibration=calibration)
 

@@ -19,10 +19,14 @@ from gac import api
 from gac.checkpoint.card import model_card
 from gac.core.errors import CheckpointError, GacError, HealingError, ModelError, PlanError, TextError
 from gac.core.io import home
-from gac.healing import heal, layerwise, optimizer, sampling, whole_model
+from gac.healing import heal, layerwise, optimizer, whole_model
 from gac.healing import run as run_module
 from gac.healing.records import LossPoint
 from gac.healing.trainables import Trainables
+from gac.measurement import own_text, session
+from gac.measurement.text import Windows, windows_of
+from gac.measurement.texts import Texts
+from gac.models.loading import Loaded
 from gac.plan.summary import apply_commands
 from tests.cli.commands import answer, refused, run
 from tests.compression.applying import logits, losses_of_three_steps
@@ -211,43 +215,75 @@ def test_sampled_text_is_kept_on_disk(learned: Trained, monkeypatch: pytest.Monk
     [record] = first.gac_plan.healed
     assert (record.texts, record.windows + record.held, record.bos) == ((text,), 12, True)
     assert len(list((home() / "own-text").iterdir())) == 1
-    monkeypatch.setattr(sampling, "sample", None)  # nothing is sampled again
+    monkeypatch.setattr(own_text, "sample", None)  # nothing is sampled again
     assert torch.equal(logits(learned.heal(learned.compressed(), text=text)), logits(first))
+
+
+def test_a_plan_is_calibrated_on_text_that_the_model_writes_and_compressed_on_the_same(
+    learned: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"{learned.text}:4x{LENGTH}", f"self:3x{LENGTH}"]
+    options = {"tokenizer": learned.tokenizer, "profile": "nvidia-h100-80gb-hbm3", "progress": False}
+    plan = gac.allocate(learned.model, 0.5, calibration=texts, latency="any", **options)
+    calibration = plan.measured.calibration
+    assert [(part.text, part.windows) for part in calibration.parts] == [(str(learned.text), 4), ("self", 3)]
+    monkeypatch.setattr(own_text, "sample", None)  # nothing is sampled again
+    assert learned.applied(plan).gac_plan.measured.calibration == calibration
+    with pytest.raises(TextError, match="text 'self', which the dense model writes; expected text that others wrote"):
+        gac.evaluate(learned.model, tokenizer=learned.tokenizer, text="self", progress=False)
+
+
+def test_without_bos_and_template_calibration_text_continues_pieces_of_the_others(
+    learned: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headless, prompts = copy.deepcopy(learned.tokenizer), []
+    headless.bos_token = None
+
+    def sample(_model: Any, tokenizer: Any, *options: Any) -> Windows:
+        windows, length, others, bos = options[-4:]
+        prompts.append([other.name for other in others])
+        return windows_of("self", torch.full((windows * length,), 7), tokenizer, windows, length, bos)
+
+    monkeypatch.setattr(session, "sampled_windows", sample)
+    texts = Texts.of([f"{learned.text}:4x{LENGTH}", f"self:3x{LENGTH}"])
+    for tokenizer in (headless, learned.tokenizer):
+        session.cut_windows(texts, Loaded(learned.model, "learned", tokenizer), "digest", 0, None)
+    assert prompts == [[str(learned.text)], []]
 
 
 def test_a_chat_template_makes_the_model_answer(learned: Trained) -> None:
     tokenizer, end = copy.deepcopy(learned.tokenizer), learned.tokenizer.eos_token_id
     tokenizer.chat_template = "Q{{ messages[0].content }}</s>{% if add_generation_prompt %}A{% endif %}"
-    bos, chat = sampling.starts_of(tokenizer)
+    bos, chat = own_text.starts_of(tokenizer)
     [question, reply] = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in "QA")
-    assert (bos.ids, chat) == ((tokenizer.bos_token_id,), sampling.Start((*question,), (end, *reply)))
+    assert (bos.ids, chat) == ((tokenizer.bos_token_id,), own_text.Start((*question,), (end, *reply)))
     sampled = [-1, 7, end, 0, 8, end, 0, 9, end]  # a token is dropped where others are forced
     for start, expected in (
         (bos, [*bos.ids, 7, end, *bos.ids, 8, end, *bos.ids, 9, end]),
         (chat, [*question, 7, end, *reply, 8, end, *question, 9, end]),
     ):
-        writer = sampling.Writer(itertools.repeat(start))
+        writer = own_text.Writer(itertools.repeat(start))
         assert [writer.next_token(token, [end]) for token in sampled] == expected
         assert writer.documents == {bos: 3, chat: 1}[start]
 
 
 def test_sampled_text_is_likely(learned: Trained) -> None:
     bos = learned.tokenizer.bos_token_id
-    ids = sampling.sample(learned.model, [sampling.Start((bos,))], 3, LENGTH, 0, None, show_progress=False)
+    ids = own_text.sample(learned.model, [own_text.Start((bos,))], 3, LENGTH, 0, None, show_progress=False)
     windows = ids.view(3, LENGTH)
     assert (windows[:, 0] == bos).all()
     with torch.no_grad():
         chances = learned.model(input_ids=windows).logits[:, :-1].softmax(-1).gather(-1, windows[:, 1:, None])
     assert chances.log().mean() > math.log(10 / learned.model.config.vocab_size)  # far more likely than by chance
-    headed = sampling.sample(learned.model, [sampling.Start((bos,))], 3, LENGTH, 0, bos, show_progress=False)
+    headed = own_text.sample(learned.model, [own_text.Start((bos,))], 3, LENGTH, 0, bos, show_progress=False)
     assert torch.equal(headed.view(3, LENGTH - 1), windows[:, 1:])
 
 
 def test_the_batch_size_does_not_change_the_sample(tiny_model: Any, monkeypatch: Any) -> None:
-    starts, samples = [sampling.Start((256,)), sampling.Start((5, 6), (7, 8))], []
+    starts, samples = [own_text.Start((256,)), own_text.Start((5, 6), (7, 8))], []
     for size, seed in ((1, 0), (3, 0), (3, 1)):
-        monkeypatch.setattr(sampling, "batch_size", lambda _model, _length, size=size: size)
-        samples.append(sampling.sample(tiny_model, starts, 3, LENGTH, seed, None, show_progress=False))
+        monkeypatch.setattr(own_text, "batch_size", lambda _model, _length, size=size: size)
+        samples.append(own_text.sample(tiny_model, starts, 3, LENGTH, seed, None, show_progress=False))
     assert torch.equal(samples[0], samples[1])
     assert not torch.equal(samples[1], samples[2])
     assert len({tuple(row[2:].tolist()) for row in samples[0].view(3, LENGTH)}) == 3
@@ -255,13 +291,13 @@ def test_the_batch_size_does_not_change_the_sample(tiny_model: Any, monkeypatch:
 
 def test_tokens_are_sampled_by_their_probability() -> None:
     chances = torch.tensor([0.0, 0.5, 0.0, 0.25, 0.25, 0.0])
-    tokens = sampling.sample_tokens(chances.log().expand(1000, -1), torch.arange(1000) / 1000)
+    tokens = own_text.sample_tokens(chances.log().expand(1000, -1), torch.arange(1000) / 1000)
     assert tokens.bincount(minlength=6).tolist() == [0, 500, 0, 250, 250, 0]
     edges = torch.tensor([0.0, 1 - 2**-24, 1.0])  # rounding never gives an impossible token
-    assert sampling.sample_tokens(chances.log().expand(3, -1), edges).tolist() == [1, 4, 1]
+    assert own_text.sample_tokens(chances.log().expand(3, -1), edges).tolist() == [1, 4, 1]
     many = torch.randn(2, 50_000, generator=torch.Generator().manual_seed(0))
     many[:, 25_000:] = -torch.inf
-    assert (sampling.sample_tokens(many, edges[1:]) < 25_000).all()
+    assert (own_text.sample_tokens(many, edges[1:]) < 25_000).all()
 
 
 def test_documents_of_healing_are_refused_for_evaluation(learned: Trained) -> None:

@@ -12,8 +12,8 @@ from trained import LENGTH, Trained
 
 import gac
 from gac.core.errors import TextError
-from gac.healing.sampling import Start, pieces_of, sample
 from gac.healing.text import HealingText, healing_text, held_out
+from gac.measurement.own_text import Start, pieces_of, sample
 from gac.measurement.text import TextSpec, Windows, windows_of
 from gac.models.loading import Loaded
 

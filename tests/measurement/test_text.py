@@ -3,7 +3,7 @@
 import bz2
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -31,6 +31,7 @@ from gac.measurement.text import (
     check_vocabulary,
     evaluation_windows,
     text_names,
+    windows_of,
 )
 from gac.measurement.texts import Texts, interleaved
 from tests.measurement.ordinals import Ordinals
@@ -256,6 +257,29 @@ def test_texts_are_one_or_a_list_or_documents(files: list[str]) -> None:
 def test_what_is_no_list_of_texts(files: list[str], others: list[Any], message: str) -> None:
     with pytest.raises(TextError, match=message):
         Texts.of([f"{files[0]}:3x8", *others])
+
+
+def test_text_that_the_model_writes_is_sampled_beside_the_others_and_is_no_text_to_evaluate_on(
+    files: list[str],
+) -> None:
+    texts, asked = Texts.of([f"{files[0]}:3x8", "self:2x8"]), list[tuple[int, int, list[str]]]()
+
+    def sample(windows: int, length: int, others: Sequence[Windows]) -> Windows:
+        asked.append((windows, length, [other.name for other in others]))
+        return windows_of("self", torch.full((windows * length,), 7), Ordinals(), windows, length)
+
+    found = texts.cut(Ordinals(), sample=sample)
+    assert asked == [(2, 8, [files[0]])]
+    assert (found.ids == 7).all(dim=1).tolist().count(True) == 2
+    assert found.ids.shape == (5, 8)
+    message = "text 'self', which the dense model writes; expected text that others wrote"
+    for refused in (
+        lambda: texts.cut(Ordinals()),
+        lambda: evaluation_windows("self", Ordinals()),
+        lambda: check_text("self"),
+    ):
+        with pytest.raises(TextError, match=message):
+            refused()
 
 
 def test_windows_are_those_of_the_texts_in_their_order(files: list[str]) -> None:

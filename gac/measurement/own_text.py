@@ -1,4 +1,4 @@
-"""Distil on text sampled from the dense model: no data is needed, and no source is overfitted (arXiv 2305.17888).
+"""Text sampled from the dense model: no data is needed, and no source is overfitted (arXiv 2305.17888).
 
 Windows begin with BOS. If there is a chat template, the second half of them begins with everything before a user's
 first word, and what the user says is then answered (Magpie, arXiv 2406.08464). With other texts, all windows continue
@@ -25,13 +25,12 @@ from gac.core.distributed.ranks import Ranks
 from gac.core.errors import StatisticsError, TextError
 from gac.core.io import home
 from gac.core.progress import progress_bar
-from gac.healing.losses import autocast_dtype, training_autocast
 from gac.measurement.store import read_tensors, write_tensors
-from gac.measurement.text import Windows, bos_of, windows_of
+from gac.measurement.text import SELF, Windows, bos_of, windows_of
 from gac.models.attentions import heads_of
-from gac.models.modules import free_memory, frozen, input_device
+from gac.models.modules import autocast_dtype, free_memory, frozen, input_device, training_autocast
 
-SELF = "self"  # the name of text that the dense model writes
+FOLDER = "own-text"  # in GAC_HOME
 WINDOWS = 512  # the default number of windows
 MAX_BATCH, MAX_BATCH_GPU = 256, 4096
 CPU_BYTES = 2**33
@@ -63,16 +62,20 @@ def sampled_windows(
     windows: int,
     length: int,
     prompts: Sequence[Windows],
+    with_bos: bool | None = None,
 ) -> Windows:
-    """Sample windows from the dense model with this ``digest``, or read them from disk; BOS is as in any text.
+    """Sample windows from the dense model with this ``digest``, or read them from disk.
 
-    They continue ``prompts``, the training windows of other texts, if there are any. A TextError says if the tokenizer
-    has nothing to begin a text with, or the model ends all documents at once.
+    They continue ``prompts``, the windows of other texts, if there are any. A TextError says if the tokenizer has
+    nothing to begin a text with, or the model ends all documents at once.
+
+    Args:
+        with_bos: whether every window begins with BOS, see ``bos_of``.
     """
-    bos = bos_of(tokenizer)
+    bos = bos_of(tokenizer, with_bos)
     starts = pieces_of(prompts, bos) or starts_of(tokenizer)
     settings = json.dumps([VERSION, digest, windows, length, seed, [asdict(start) for start in starts]])
-    path = home() / "own-text" / f"{hashlib.sha256(settings.encode()).hexdigest()[:40]}.safetensors"
+    path = home() / FOLDER / f"{hashlib.sha256(settings.encode()).hexdigest()[:40]}.safetensors"
     if not ranks.once(path.exists) and ranks.leads:
         write_tensors(path, {"ids": sample(model, starts, windows, length, seed, bos, show_progress)})
     ranks.once(lambda: None)  # the others wait
@@ -81,7 +84,12 @@ def sampled_windows(
     except (FileNotFoundError, KeyError) as failure:
         expected, remedy = "text that the model wrote", "Remove the file, and run the same again."
         raise StatisticsError(f"{path} holds no text", expected, remedy) from failure
-    return windows_of(SELF, ids, tokenizer, windows, length)
+    return windows_of(SELF, ids, tokenizer, windows, length, with_bos)
+
+
+def has_starts(tokenizer: Any) -> bool:
+    """Return whether the model can write text without a piece of another: it has BOS, or a chat template."""
+    return tokenizer.bos_token_id is not None or bool(getattr(tokenizer, "chat_template", None))
 
 
 def starts_of(tokenizer: Any) -> list[Start]:
