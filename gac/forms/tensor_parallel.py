@@ -171,11 +171,11 @@ def _divided(form: Form, weight: Weight, dim: int, rows: int) -> list[tuple[Oper
 
 
 def _cuts(scheme: Scheme, weight: Weight, rows: int, columns: int, split: Split, gpus: int) -> bool:
-    """True if a part would begin inside a group of columns or a word of packed numbers."""
+    """True if a part would begin inside a group of columns, a block of rows or a word of packed numbers."""
     if scheme.storage is None:
         return False
     blocks = weight.blocks if split == "colwise" else 1
     part = columns // gpus if split == "rowwise" else rows // blocks // _count(weight, split, gpus)
-    grouped = split == "rowwise" and scheme.group is not None and scheme.group < columns
-    numbers = lcm(scheme.bits, _WORD) // scheme.bits
-    return part % lcm(numbers, (scheme.group or 1) if grouped else 1) != 0
+    grouped = scheme.group is not None and scheme.group < columns
+    size = scheme.height if split != "rowwise" else (scheme.group or 1) if grouped else 1
+    return part % lcm(lcm(scheme.bits, _WORD) // scheme.bits, size) != 0

@@ -11,6 +11,7 @@ SCHEMES: Registry[Scheme] = Registry(
     {
         "bf16": "gac.schemes.base:Bf16",
         "fp8": "gac.schemes.eight_bits:Float8",
+        "fp8_block": "gac.schemes.eight_bits:Float8Blocks",
         "w8a8": "gac.schemes.eight_bits:Int8",
         "w8a16": "gac.schemes.integers:W8A16",
         "w4a16": "gac.schemes.integers:W4A16",

@@ -52,8 +52,8 @@ def config_arguments(
 ) -> dict[str, Any]:
     """Arguments of a group for weights or inputs; ``kind`` of a number is ``int`` or ``float``.
 
-    ``strategy`` is that of scales: ``channel`` (a row), ``group``, ``tensor_group`` (with one more for the matrix), or
-    ``token``, which are found as tokens come.
+    ``strategy`` is that of scales: ``channel`` (a row), ``block``, ``group``, ``tensor_group`` (with one more for the
+    matrix), or ``token``, which are found as tokens come.
     """
     arguments = {"num_bits": bits, "type": kind, "symmetric": symmetric, "strategy": strategy}
     return arguments | {"dynamic": strategy == "token", "group_size": group}
@@ -73,6 +73,7 @@ class Scheme:
             with the quantised numbers in the model's dtype.
         shape_requirement: of its operators on a weight's matrices, in words that follow "expected"; None: none.
         group: neighbouring columns of a row with one scale; None: all of them, or as its modules hold them.
+        height: neighbouring rows that share their scales, from the first row on.
         largest: the largest number that can be stored, on both sides of zero; ``stored`` refuses larger ones.
         input_quantiser: of the inputs of a matrix, by name in ``runtime.storage.eight_bits.READERS``; None: inputs are
             not quantised.
@@ -87,6 +88,7 @@ class Scheme:
     storage: StorageSpec | None = None
     shape_requirement: ClassVar[str | None] = None
     group: int | None = None
+    height: ClassVar[int] = 1
     largest: float = inf
     input_quantiser: ClassVar[str | None] = None
     input_dtype: ClassVar[str | None] = None
@@ -166,7 +168,7 @@ class Scheme:
         from gac.schemes.matrices import quantise_matrix
 
         self.check_range(matrix)
-        return quantise_matrix(matrix, inputs, levels, self.group, gradients)
+        return quantise_matrix(matrix, inputs, levels, self.group, gradients, self.height)
 
     def config_group(self, columns: int) -> dict[str, Any] | None:
         """The group of compressed-tensors' ``config_groups`` for a stored matrix, without its targets.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gac.schemes.feedback.levels import Levels
+from gac.schemes.feedback.levels import Levels, fitted_to_blocks
 from gac.schemes.feedback.order import Inputs
 from gac.schemes.feedback.rounding import quantise
 
@@ -39,20 +39,25 @@ class Grid:
 
 
 def quantise_matrix(
-    matrix: Tensor, inputs: Inputs | None, levels: Levels, group: int | None, gradients: Tensor | None = None
+    matrix: Tensor,
+    inputs: Inputs | None,
+    levels: Levels,
+    group: int | None,
+    gradients: Tensor | None = None,
+    height: int = 1,
 ) -> Grid:
     """The quantised matrix ``(rows, columns)``; without ``inputs`` every number by itself.
 
-    ``group`` columns have one scale, or all. Without ``gradients``, E[g g^T] of those of its output, ``(rows, rows)``,
-    errors of all outputs count alike, and add up.
+    ``group`` columns of ``height`` rows have one scale, or all columns. Without ``gradients``, E[g g^T] of those of its
+    output, ``(rows, rows)``, errors of all outputs count alike, and add up.
     """
     rows, columns = matrix.shape
     size, work = group or max(columns, 1), matrix.detach().double()
     if inputs is not None and matrix.numel():
-        numbers, scale, zeros = quantise(work, inputs, levels, size, gradients)
+        numbers, scale, zeros = quantise(work, inputs, levels, size, gradients, height)
     else:
         groups = pad(work, (0, -columns % size)).view(rows, -(-columns // size), size)
-        scale, zeros = levels.fitted(groups, groups.new_ones(size))
+        scale, zeros = fitted_to_blocks(levels, groups, height)
         numbers = levels.rounded(groups, scale, zeros).flatten(1)[:, :columns]
         scale, zeros = scale[..., 0], zeros[..., 0]
     return Grid(numbers.float(), scale.float(), zeros.float(), size, levels)

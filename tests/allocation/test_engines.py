@@ -138,7 +138,7 @@ def test_what_no_engine_runs_is_refused(options: Any, error: Any, named: str, ta
 
 
 def test_a_scheme_is_served_where_a_storage_with_a_kernel_holds_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert VLLM.unserved((), ("bf16", "w4a16", "fp8")) is None
+    assert VLLM.unserved((), ("bf16", "w4a16", "fp8", "fp8_block")) is None
     assert VLLM.unserved((), ("w4a16", "nvfp4a16")) == "scheme nvfp4a16"
     assert VLLM.unserved((), ("mxfp4a16",)) == "scheme mxfp4a16"
     monkeypatch.setattr("gac.plan.engines.scheme_named", lambda name: SimpleNamespace(storage=None))

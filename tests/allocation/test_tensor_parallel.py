@@ -35,7 +35,7 @@ from gac_extensions.lab.shapes.versions import Planner
 from tests.headers import make_profile
 from tests.models.small import small_config, small_model, weights_of
 
-BF16, W4A16 = scheme_named("bf16"), scheme_named("w4a16")
+BF16, W4A16, FP8_BLOCK = map(scheme_named, ("bf16", "w4a16", "fp8_block"))
 Q = Weight("q_proj", 4096, 4096, input_group="x")
 K = Weight("k_proj", 1024, 4096, input_group="x", heads=8, cached=True)
 O = Weight("o_proj", 4096, 4096, values="in", heads=32, to_residual=True)  # noqa: E741
@@ -84,6 +84,10 @@ def test_gpus_share_the_key_value_heads_that_are_fewer() -> None:
         ("low_rank", Q, 24, W4A16, 2, False),  # 12 rows, whose zero points are packed in eights
         ("low_rank", Q, 48, W4A16, 2, True),
         ("low_rank", Q, 48, scheme_named("w8a8"), 2, False),  # it runs multiples of 16
+        ("narrow", DOWN, 8320, FP8_BLOCK, 2, False),
+        ("narrow", DOWN, 8448, FP8_BLOCK, 2, True),
+        ("low_rank", Q, 384, FP8_BLOCK, 2, False),  # 192 rows, in blocks of 128
+        ("low_rank", Q, 512, FP8_BLOCK, 2, True),
         ("latent", K, 64, BF16, 2, True),  # groups of 4 of the 8 heads
         ("latent", K, 64, BF16, 4, False),
     ],

@@ -94,7 +94,7 @@ def test_the_package_reads_all_values(make_plan: MakePlan, tmp_path: Path) -> No
     formats = set()
     for group in config.config_groups.values():
         compressor = compressors.BaseCompressor.get_value_from_registry(str(group.format))
-        formats.add((group.format, group.weights.num_bits))
+        formats.add((group.format, group.weights.num_bits, group.weights.strategy == "block"))
         for target in group.targets:
             held = {name: tensors[f"{target}.{name}"] for name in compressor.compression_param_names(group)}
             assert set(held) == set(modules[target].tensors)
@@ -133,6 +133,23 @@ def test_an_export_in_4_bit_floats_holds_the_same_values(make_plan: MakePlan, tm
         gac.export(model, tmp_path / "other", compressed_tensors=True)
 
 
+def test_an_export_in_blocks_is_compressed_tensors_preset(make_plan: MakePlan, tmp_path: Path) -> None:
+    """The last block has fewer rows; columns, whose groups of inputs it quantises, are a multiple of 128."""
+    config = small_config("llama", hidden_size=256)
+    config.dtype = torch.bfloat16
+    model = stored(small_model(config), make_plan, {UP: ("dense", 176, "fp8_block")})
+    gac.export(model, tmp_path / "plain", compressed_tensors=True)
+    (group,) = quantization.QuantizationConfig.model_validate(key_of(tmp_path / "plain")).config_groups.values()
+    preset = quantization.preset_name_to_scheme("FP8_BLOCK", [UP])
+    assert (group.targets, group.weights, group.input_activations) == ([UP], preset.weights, preset.input_activations)
+    tensors = load_file(tmp_path / "plain" / "model.safetensors")
+    compressor = compressors.BaseCompressor.get_value_from_registry(str(group.format))
+    held = {name: tensors[f"{UP}.{name}"] for name in compressor.compression_param_names(group)}
+    assert {name: tuple(one.shape) for name, one in held.items()} == {"weight": (176, 256), "weight_scale": (2, 2)}
+    found = compressor.decompress(held, group)["weight"]
+    assert torch.equal(found.bfloat16(), model.get_submodule(UP).values(torch.bfloat16))
+
+
 # --- plain transformers ---------------------------------------------------------------------------------------------
 
 PLAIN = """
@@ -155,7 +172,7 @@ for folder in sys.argv[1:]:
 @pytest.mark.slow
 def test_an_export_opens_without_gac_and_without_code(make_plan: MakePlan, tmp_path: Path) -> None:
     """The same function where inputs are not quantised; that package quantises them in scales of its own."""
-    tolerances = {"w8a16": 0.0, "nvfp4a16": 0.0, "mxfp4a16": 0.0, "fp8": 0.1}
+    tolerances = {"w8a16": 0.0, "nvfp4a16": 0.0, "mxfp4a16": 0.0, "fp8": 0.1, "fp8_block": 0.1}
     models = {scheme: chosen_model(make_plan, dense_in(scheme)) for scheme in tolerances}
     for scheme, model in models.items():
         gac.export(model, tmp_path / scheme, compressed_tensors=True)
@@ -174,6 +191,10 @@ def test_an_export_opens_without_gac_and_without_code(make_plan: MakePlan, tmp_p
         (
             {DOWN: ("dense", 64, "mxfp4a16")},
             r"down_proj in mxfp4a16, a Linear of 176 columns; expected groups that div",
+        ),
+        (
+            {UP: ("dense", 64, "fp8_block")},
+            r"up_proj in fp8_block, a Linear of 64 columns; expected groups that divide",
         ),
         ({UP: ("dense", 64, "bf16")}, r"a plan in bf16; expected weights of few bits\. Export it without"),
     ],

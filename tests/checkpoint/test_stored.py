@@ -27,7 +27,7 @@ from tests.compression.stored import CHOOSY, SCHEMES, config_of, held_bytes, in_
 from tests.models.small import every_layout, small_config, small_model
 
 Q, K, V, OUT = (f"model.layers.0.self_attn.{name}_proj" for name in "qkvo")
-UP, DOWN = "model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"
+GATE, UP, DOWN = (f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up", "down"))
 CHOSEN = {Q: ("low_rank", 10, "w3a16:32"), DOWN: ("dense", 64, "w4a16:32"), OUT: ("low_rank", 10, "bf16")}
 
 # --- every form, scheme and family ----------------------------------------------------------------------------------
@@ -151,6 +151,7 @@ TO_DAMAGE = {
     K: ("dense", 64, "fp8"),
     V: ("dense", 64, "w8a8"),
     OUT: ("dense", 64, "nvfp4a16"),
+    GATE: ("dense", 64, "fp8_block"),
     UP: ("dense", 64, "mxfp4a16"),
     DOWN: ("dense", 64, "w3a16:32"),
 }
@@ -189,6 +190,7 @@ TENSORS: dict[str, tuple[str, Change, str]] = {
     "a block's scale": (f"{OUT}.weight_scale", put(-1), NO_SCALE),
     "a global scale": (f"{OUT}.weight_global_scale", put(float("nan")), NO_SCALE),
     "a power of two": (f"{UP}.weight_scale", put(255), NO_SCALE),
+    "a scale of 128 rows": (f"{GATE}.weight_scale", lambda one: one * torch.tensor([[0.0], [1.0]]), NO_SCALE),
     "a weight that is no number": (f"{K}.weight", put(float("nan")), "holds 1 numbers that are not finite"),
     "a stated shape": (f"{DOWN}.weight_shape", lambda one: one + 1, r"is \[65, 177\]; expected \[64, 176\]"),
     "another length": (f"{DOWN}.weight_packed", lambda one: one[:, :-1].contiguous(), r"has shape \(64, 16\)"),

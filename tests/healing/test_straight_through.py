@@ -14,9 +14,9 @@ from gac.runtime.storage.modules import StoredLinear
 from gac.schemes import scheme_named
 from tests.runtime.interpreted import DEVICE, features
 
-FLOATING = ["fp8", "nvfp4a16", "mxfp4a16"]
+FLOATING = ["fp8", "fp8_block", "nvfp4a16", "mxfp4a16"]
 SCHEMES = ["w8a16", "w4a16:32", "w3a16:16", "w2a16", "w8a8", *FLOATING]
-TORCH = {"w8a8", "fp8"}
+TORCH = {"w8a8", "fp8", "fp8_block"}
 
 
 def plain(kind: str) -> Any:

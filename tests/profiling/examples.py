@@ -80,7 +80,9 @@ COUNTS: Mapping[str, Callable[..., int]] = {
 }
 """Multiplications of each operator, as its GEMMs have them."""
 
-NAMES = ("fp8", "w8a8", "w8a16", "w4a16", "w4a16:64", "w4a16:24", "w3a16", "w2a16", "nvfp4a16", "mxfp4a16")
+NAMES = (
+    "fp8", "fp8_block", "w8a8", "w8a16", "w4a16", "w4a16:64", "w4a16:24", "w3a16", "w2a16", "nvfp4a16", "mxfp4a16",
+)  # fmt: skip
 SCHEMES = tuple(scheme_named(name).dtype for name in NAMES)
 """The dtypes of schemes that have a storage."""
 

@@ -24,7 +24,8 @@ from gac.runtime.kernels import int8_fp8 as eight_bits_gemm
 from gac.runtime.kernels import quantise_rows as rounded_rows
 from gac.runtime.kernels.elementwise.rows import ACTIVATIONS, NORMS, plainly_rotated
 from gac.runtime.kernels.split_k import COUNTERS
-from gac.runtime.storage.eight_bits import Floats8
+from gac.runtime.plain.modeling_gac import in_parts
+from gac.runtime.storage.eight_bits import Floats8, Floats8Blocks
 from gac.runtime.storage.modules import StoredLinear, stored_modules
 from gac.runtime.storage.packed import PackedIntegers
 from tests.changed import edited
@@ -183,26 +184,31 @@ Chosen = dict[str, tuple[str, int, str]]
 Check = Callable[[Any, int], None]
 
 
-def round_plainly(x: Tensor, number: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    rows = x.reshape(-1, x.shape[-1]).float()
+def round_plainly(x: Tensor, number: torch.dtype, group: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    rows = in_parts(x.reshape(-1, x.shape[-1]).float(), group or x.shape[-1])
     scale = (rows.abs().amax(-1, keepdim=True) / (448 if number.is_floating_point else 127)).clamp_min(1e-30)
     units = rows / scale if number.is_floating_point else (rows / scale).round()
-    return units.to(number), scale, torch.zeros(COUNTERS, dtype=torch.int32)
+    return units.flatten(1)[:, : x.shape[-1]].to(number), scale[..., 0], torch.zeros(COUNTERS, dtype=torch.int32)
 
 
-def norm_plainly(x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, whole: bool) -> Any:
+def norm_plainly(
+    x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, whole: bool, group: Any = None
+) -> Any:
     y = NORMS[kind](x, weight, eps)
-    return y if whole else y.new_full((1,), torch.nan), *round_plainly(y, number)
+    return y if whole else y.new_full((1,), torch.nan), *round_plainly(y, number, group)
 
 
 def multiply_rounded(
-    numbers: Tensor, own: Tensor, counters: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
+    numbers: Tensor, own: Tensor, counters: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype, block: Any = None
 ) -> Tensor:
+    if block is not None:
+        values = Floats8Blocks().values({"weight": weight, "weight_scale": scale}, *weight.shape, torch.float32)
+        return ((numbers.float() * own.repeat_interleave(block, 1)[:, : values.shape[1]]) @ values.T).to(dtype)
     return ((numbers.float() @ weight.float().T) * own * scale.float().T).to(dtype)
 
 
-def multiply_plainly(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    y = multiply_rounded(*round_plainly(x, weight.dtype), weight, scale, x.dtype)
+def multiply_plainly(x: Tensor, weight: Tensor, scale: Tensor, block: int | None = None) -> Tensor:
+    y = multiply_rounded(*round_plainly(x, weight.dtype, block), weight, scale, x.dtype, block)
     return y.view(*x.shape[:-1], len(weight))
 
 
@@ -297,6 +303,8 @@ def test_rounded_outputs_are_the_same_in_every_architecture(
         ({"v_proj": "bf16"}, 4),
         ({"q_proj": "w4a16", "up_proj": "w8a16"}, 4),
         ({"q_proj": "w8a8"}, 2),  # of two kinds of numbers
+        ({"q_proj": "fp8_block"}, 2),  # in groups of their own
+        (dict.fromkeys(("q_proj", "k_proj", "v_proj"), "fp8_block"), 4),
         ({"gate_proj": "bf16", "up_proj": "bf16"}, 2),
     ],
 )
@@ -398,7 +406,7 @@ def test_a_checkpoint_without_a_description_runs_as_before(
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
-@pytest.mark.parametrize("scheme", ["fp8", "w8a8"])
+@pytest.mark.parametrize("scheme", ["fp8", "w8a8", "fp8_block"])
 @pytest.mark.parametrize("rows", [1, 5, 100])
 def test_a_gpu_does_the_same_captured_and_compiled(
     rows: int, scheme: str, make_plan: MakePlan, given: list[Tensor], monkeypatch: pytest.MonkeyPatch

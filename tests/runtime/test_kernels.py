@@ -31,7 +31,8 @@ from gac.runtime.kernels.gated import gated_gemm
 from gac.runtime.kernels.ptx import product
 from gac.runtime.kernels.quantise_rows import QuantisedRows, norm_quantised, normed_rows, quantise_rows
 from gac.runtime.kernels.split_k import Tile
-from gac.runtime.storage.eight_bits import READERS, Floats8, Integers8
+from gac.runtime.plain.modeling_gac import in_parts
+from gac.runtime.storage.eight_bits import READERS, Floats8, Floats8Blocks, Integers8
 from gac.runtime.storage.modules import StoredLinear
 from gac.schemes import scheme_named
 from tests.runtime.interpreted import COMPILER, DEVICE, Hopper, operators, shapes, small_gpu
@@ -134,13 +135,14 @@ def test_nothing_past_the_ends_of_rows_is_read() -> None:
 
 
 ROWS = [(1, 64), (7, 576), (40, 1536)]
+NUMBERS = [torch.int8, torch.float8_e4m3fn]
 AMPERE = SimpleNamespace(name="an older GPU", major=8, minor=6)
 
 
 @pytest.fixture
 def running(kernels_anywhere: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     small_gpu(monkeypatch)
-    with operators(eight_bits_gemm.eight_bits_linear):
+    with operators(eight_bits_gemm.eight_bits_linear, eight_bits_gemm.eight_bits_linear_of):
         yield
 
 
@@ -173,12 +175,25 @@ def test_numbers_and_scales_are_those_of_plain_pytorch(
         assert float(off.mean()) < 1e-4
 
 
-@pytest.mark.parametrize("number", [torch.int8, torch.float8_e4m3fn])
-def test_a_gated_activation_is_quantised_as_what_another_kernel_makes_of_it(number: torch.dtype) -> None:
+@pytest.mark.parametrize(("rows", "columns"), shapes([(1, 64), (7, 576), (40, 1536)], [1]))
+def test_groups_of_columns_are_quantised_as_rows_of_their_own(rows: int, columns: int) -> None:
+    x, group = tokens(rows, columns), 128
+    numbers, scale, counters = quantise_rows(x, torch.float8_e4m3fn, group)
+    expected = quantise_rows(in_parts(x, group).flatten(0, 1).contiguous(), torch.float8_e4m3fn)
+    assert torch.equal(scale, expected.scale.view(rows, -1))
+    assert torch.equal(numbers.float(), expected.numbers.float().view(rows, -1)[:, :columns])
+    assert not counters.any()
+
+
+@pytest.mark.parametrize(("number", "group"), [(torch.int8, None), (torch.float8_e4m3fn, None), (NUMBERS[1], 32)])
+def test_a_gated_activation_is_quantised_as_what_another_kernel_makes_of_it(
+    number: torch.dtype, group: int | None
+) -> None:
     x, out = tokens(3, 2 * 80), torch.empty(3, 80, dtype=torch.float16, device=DEVICE)
     gate(x, out)
-    for found, expected in zip(quantise_rows(x, number, gated=True), quantise_rows(out, number), strict=True):
-        assert torch.equal(found, expected)
+    found = quantise_rows(x, number, group, gated=True)
+    for one, expected in zip(found, quantise_rows(out, number, group), strict=True):
+        assert torch.equal(one, expected)
 
 
 @pytest.mark.parametrize("number", [torch.int8, torch.float8_e4m3fn])
@@ -199,6 +214,26 @@ def test_products_are_those_of_the_rounded_inputs(
     assert found.dtype == x.dtype
     assert error(found, expected) < 1e-3
     assert not given.counters.any()  # so that another weight can have them
+
+
+@pytest.mark.parametrize(("rows", "columns"), shapes([(1, 64), (7, 576), (200, 1536)], [1, 2]))
+@pytest.mark.parametrize("how", [None, Tile(16, 32, 128, 4, 2, programs_per_sm=8)])
+def test_products_of_blocks_are_those_of_the_rounded_inputs(
+    monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, how: Tile | None
+) -> None:
+    """Of scales that differ a lot, of blocks that are not full, in tiles that are shared too."""
+    small_gpu(monkeypatch)
+    generator = torch.Generator().manual_seed(rows)
+    storage, outputs, x = Floats8Blocks(), 304, tokens(rows, columns)
+    weight = torch.randn(outputs, columns, generator=generator).to(torch.float8_e4m3fn)
+    scale = torch.rand(3, -(-columns // 128), generator=generator) * torch.logspace(0, -3, 3)[:, None]
+    held = {"weight": weight.to(DEVICE), "weight_scale": scale.to(DEVICE)}
+    numbers, scales, counters = rounded = quantise_rows(x, torch.float8_e4m3fn, 128)
+    inputs = numbers.double() * scales.repeat_interleave(128, 1)[:, :columns]
+    expected = inputs @ storage.values(held, outputs, columns, torch.float32).double().T
+    found = eight_bits_gemm.gemm(rounded, held["weight"], held["weight_scale"], torch.float32, how, block=128)
+    assert error(found, expected) < 1e-6
+    assert not counters.any()
 
 
 def test_a_gpu_with_less_shared_memory_has_fewer_stages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +258,25 @@ def test_a_stored_weight_of_whole_numbers_runs_in_8_bits() -> None:
     assert found.shape == (2, 3, 48)
     assert torch.equal(found, compiled)
     assert error(found, plain) < 2e-3
+
+
+@pytest.mark.usefixtures("running")
+def test_a_stored_weight_in_blocks_runs_in_8_bits() -> None:
+    scheme, storage = scheme_named("fp8_block"), Floats8Blocks()
+    matrix = torch.randn(144, 272, generator=torch.Generator().manual_seed(0)).half()
+    held = {name: one.to(DEVICE) for name, one in scheme.stored(matrix).items()}
+    x = tokens(6, 272).view(2, 3, 272)
+    plain = storage.linear(x, storage.values(held, 144, 272, x.dtype), None)
+    found = storage.multiply(x, held, 144, 272, None)
+    handed = storage.kernel_of_quantised(quantise_rows(x.view(6, 272), storage.number, storage.block), held, x.dtype)
+    assert error(found, plain) < (2e-3 if DEVICE == "cuda" else 5e-2)  # the interpreter rounds to fewer numbers
+    assert torch.equal(found.view(6, 144), handed)
+    both = torch.cat((x, x), -1).view(6, 544)
+    activated = torch.empty_like(both[:, :272])
+    gate(both, activated)
+    product = storage.gated_kernel(both, held, 272)
+    assert product is not None
+    assert torch.equal(product, storage.kernel(activated, held, 272))
 
 
 def test_a_gpu_without_such_a_gemm_and_shapes_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +338,6 @@ def test_whole_numbers_in_the_lowest_bits_of_float16_are_multiplied_exactly() ->
 
 EPS = 1e-5
 OF_ROWS = [(1, 1, 64), (2, 2500)]
-NUMBERS = [torch.int8, torch.float8_e4m3fn]
 
 
 @pytest.fixture(autouse=True)
@@ -394,14 +447,14 @@ def test_a_token_without_room_is_seen() -> None:
     assert keys[:, :, 1:].isfinite().all()
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize(("number", "group"), [*((number, None) for number in NUMBERS), (NUMBERS[1], 128)])
 @pytest.mark.parametrize("kind", NORMS)
-def test_a_norm_rounds_what_it_writes(kind: str, number: torch.dtype) -> None:
+def test_a_norm_rounds_what_it_writes(kind: str, number: torch.dtype, group: int | None) -> None:
     x, weight = random(2, 3, 576), random(576, seed=1)
     x.view(-1)[1] = 40  # an outlier
-    out, found = norm_quantised(x, weight, EPS, kind, number, True)
+    out, found = norm_quantised(x, weight, EPS, kind, number, True, group)
     assert is_normed(out, x, weight, kind)
-    assert equal(found, quantise_rows(out.flatten(0, -2), number))
+    assert equal(found, quantise_rows(out.flatten(0, -2), number, group))
 
 
 @pytest.mark.parametrize("number", NUMBERS)

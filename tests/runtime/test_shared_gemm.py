@@ -225,7 +225,7 @@ def close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return all(torch.allclose(one, other, atol=1e-5) for one, other in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("scheme", ["fp8", "w8a8", "w4a16:32", "w3a16:24"])
+@pytest.mark.parametrize("scheme", ["fp8", "w8a8", "fp8_block", "w4a16:32", "w3a16:24"])
 def test_outputs_and_tensors_are_those_of_weights_apart(scheme: str) -> None:
     layer, x = Layer(scheme), torch.randn(2, 3, IN)
     found = shared(layer)
@@ -249,9 +249,9 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("scheme", "rows"), [("w4a16", 16 + 24 + 40), ("w3a16", 64 + 40)])
+@pytest.mark.parametrize(("scheme", "rows"), [("w4a16", 16 + 24 + 40), ("w3a16", 64 + 40), ("fp8_block", 256 + 40)])
 def test_one_product_gives_all_outputs(scheme: str, rows: int, products: list[int]) -> None:
-    """Parts begin with a whole word: 32 rows of zero points of 3 bits have three words."""
+    """Parts begin with a whole word: 32 rows of zero points of 3 bits have three words; or with a block of 128."""
     layer = shared(Layer(scheme))
     layer(torch.randn(1, IN))
     assert products == [rows]

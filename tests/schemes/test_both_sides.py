@@ -34,7 +34,7 @@ from gac.models.sites import Site, Weight
 from gac.plan.plan import Plan
 from gac.runtime.modules import LowRankLinear, ValueLinear
 from gac.runtime.storage.base import Storage
-from gac.runtime.storage.eight_bits import READERS, Floats8, Integers8
+from gac.runtime.storage.eight_bits import READERS, Floats8, Floats8Blocks, Integers8
 from gac.runtime.storage.modules import plain_state, stored_modules
 from gac.schemes import SCHEMES, Scheme, scheme_named
 from gac.schemes.eight_bits.float8 import FLOAT8, Float8Levels
@@ -46,7 +46,8 @@ from tests.compression.applying import logits
 from tests.models.small import small_config
 from tests.small_pipeline import Small
 
-BOTH = pytest.mark.parametrize("name", ["fp8", "w8a8"])
+NAMES = ("fp8", "w8a8", "fp8_block")
+BOTH = pytest.mark.parametrize("name", NAMES)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -80,10 +81,7 @@ def pair_statistics(outs: int, ins: int) -> tuple[Statistics, Weight, Tensor]:
     model, weight = nn.Module(), Weight("w", outs, ins)
     model.w = nn.Linear(ins, outs, bias=False)
     model.w.weight.data.copy_(normal(outs, ins, seed=3))
-    noise = {
-        scheme_named(name).input_quantiser or "": errors_of(name, x).square().mean(0).float()
-        for name in ("fp8", "w8a8")
-    }
+    noise = {scheme_named(name).input_quantiser or "": errors_of(name, x).square().mean(0).float() for name in NAMES}
     moments = Moments(x.T @ x / len(x), root @ root.T, x.abs().mean(0), noise)
     statistics = Statistics(model, lambda _: moments, Plain(), LayerArtifacts({}))
     (fit,) = tensors_of(form_named("low_rank")).measure(statistics, [weight])
@@ -92,7 +90,7 @@ def pair_statistics(outs: int, ins: int) -> tuple[Statistics, Weight, Tensor]:
 
 
 def quantising(reader: str) -> Integers8 | Floats8:
-    return Integers8() if reader == "int8" else Floats8()
+    return {"int8": Integers8(), "float8": Floats8(), "float8_groups": Floats8Blocks()}[reader]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -112,6 +110,55 @@ def test_floats_are_the_nearest_in_their_scale() -> None:
     distance = (matrix[..., None] / grid.scale.double()[..., None] - every).abs()
     nearest = distance.amin(-1) * grid.scale.double()
     assert torch.allclose((grid.values().double() - matrix).abs(), nearest)
+
+
+@pytest.mark.parametrize("rows_compensate", [False, True])
+def test_128_rows_and_columns_share_a_scale(rows_compensate: bool) -> None:
+    """With feedback too, of which the result is no worse; the last blocks have fewer rows and columns."""
+    scheme, inputs = scheme_named("fp8_block"), normal(400, 200).double()
+    inputs = inputs.T @ inputs / 400 + 10
+    matrix = normal(300, 200, seed=1) * torch.logspace(0, -3, 300)[:, None]
+    gradients = (torch.eye(300) + 1).double() if rows_compensate else None
+    stored, nearest = scheme.stored(matrix, Inputs(inputs), gradients), scheme.stored(matrix)
+    assert torch.equal(stored["weight_scale"], nearest["weight_scale"])
+    assert stored["weight_scale"].shape == (3, 2)
+    assert sum(one.nbytes for one in stored.values()) == scheme.bytes(300, 200) == 300 * 200 + 3 * 2 * 4
+    units = matrix / nearest["weight_scale"].repeat_interleave(128, 0).repeat_interleave(128, 1)[:300, :200]
+    assert torch.equal(nearest["weight"].float(), units.to(FLOAT8).float())
+    assert float(nearest["weight"].float().abs().amax()) > 224  # else half of the range is not used
+    errors = [(scheme.quantised(matrix, *seen) - matrix).double() for seen in ((Inputs(inputs), gradients), ())]
+    weigh = torch.eye(300).double() if gradients is None else gradients
+    worse, before = (float(((weigh @ error @ inputs) * error).sum()) for error in errors)
+    assert worse < 0.6 * before
+
+
+def test_parts_of_blocks_are_those_of_the_matrix() -> None:
+    storage, matrix = Floats8Blocks(), normal(300, 400)
+    stored = scheme_named("fp8_block").stored(matrix)
+    values = storage.values(stored, 300, 400, torch.float32)
+    assert storage.step == 128
+    for start, stop in ((0, 128), (128, 300), (256, 260)):
+        part = storage.slice_rows(stored, slice(start, stop))
+        assert torch.equal(storage.values(part, stop - start, 400, torch.float32), values[start:stop])
+    assert not storage.can_slice_columns(slice(64, 400), 400)
+    assert not storage.can_slice_columns(slice(0, 64), 400)
+    for start, stop in ((0, 128), (128, 400)):
+        assert storage.can_slice_columns(slice(start, stop), 400)
+        part = storage.slice_columns(stored, slice(start, stop), 400)
+        assert torch.equal(storage.values(part, 300, stop - start, torch.float32), values[:, start:stop])
+
+
+def test_an_outlier_costs_its_group_of_columns_alone() -> None:
+    x = normal(4, 300) * 2**-9
+    x[:, 5] = 448
+    numbers, scale = READERS["float8_groups"](x)
+    assert torch.equal(scale, torch.ones(4, 1))
+    for columns in (slice(0, 128), slice(128, 256), slice(256, 300)):
+        part, each = READERS["float8"](x[:, columns])
+        assert torch.equal(numbers[:, columns], part * each)
+    by_token, each = READERS["float8"](x)
+    errors = [(read - x)[:, 128:].norm() for read in (numbers, by_token * each)]
+    assert errors[0] < 0.2 * errors[1]
 
 
 def test_more_bits_lose_no_more() -> None:
@@ -247,7 +294,9 @@ def test_16_bits_hold_numbers_and_sums(dtype: torch.dtype) -> None:
     x, weight = 100 * normal(3, 4096).abs().to(dtype), torch.full((16, 4096), 0.05, dtype=dtype)
     for reader, read in READERS.items():
         numbers, scale = read(x)
-        assert torch.equal(numbers.float(), read(x.float())[0])
+        alike = read(x.float())[0]
+        assert torch.equal(numbers, alike.to(dtype))
+        assert reader == "float8_groups" or torch.equal(numbers.float(), alike)  # which has scales in its numbers
         exact = (numbers.double() * scale) @ weight.double().T
         assert torch.allclose(quantising(reader).linear(x, weight, None).double(), exact, rtol=1e-2)
 
@@ -270,7 +319,7 @@ def test_modules_round_what_they_multiply(name: str) -> None:
     assert torch.equal(copy.deepcopy(held)(x), held(x))
 
 
-@pytest.mark.parametrize(("name", "refit"), [("fp8", "residual"), ("w8a8", "none")])
+@pytest.mark.parametrize(("name", "refit"), [("fp8", "residual"), ("w8a8", "none"), ("fp8_block", "residual")])
 def test_a_compressed_model_rounds_its_inputs(name: str, refit: str, small: Small, monkeypatch: Any) -> None:
     plan = small.allocate(0.9, schemes=(name,), refit=refit, fuse=True, align=8)
     assert {choice.scheme for choice in plan.weights} == {name}

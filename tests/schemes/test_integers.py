@@ -83,7 +83,15 @@ def lost(matrix: Tensor, rounded: Tensor, inputs: Tensor) -> float:
 
 @pytest.mark.parametrize(
     ("name", "columns"),
-    [("w2a16:64", 96), ("w3a16:64", 300), ("w8a16", 200), ("fp8", 96), ("nvfp4a16", 96), ("mxfp4a16", 300)],
+    [
+        ("w2a16:64", 96),
+        ("w3a16:64", 300),
+        ("w8a16", 200),
+        ("fp8", 96),
+        ("fp8_block", 300),
+        ("nvfp4a16", 96),
+        ("mxfp4a16", 300),
+    ],
 )
 def test_feedback_loses_much_less_of_the_product(name: str, columns: int) -> None:
     inputs, matrix = correlated(columns), torch.randn(24, columns, dtype=torch.float64)

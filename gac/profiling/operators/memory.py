@@ -69,6 +69,7 @@ class Copy(Operator):
         return result[0][positions], inputs[0][positions].float()
 
 
-_ROUNDINGS = [(scheme.input_quantiser, scheme.input_dtype) for scheme in SCHEMES]
+# Token by token: groups of columns are taken to last as long, they have but a few more scales.
+_ROUNDINGS = [(scheme.input_quantiser, scheme.input_dtype) for scheme in SCHEMES if scheme.group is None]
 
 OPERATORS = (*(RoundInputs(quantiser, dtype) for quantiser, dtype in _ROUNDINGS if quantiser and dtype), Copy())

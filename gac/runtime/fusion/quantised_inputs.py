@@ -40,8 +40,9 @@ class QuantisingNorm(Norm):
         assert isinstance(weight, Tensor)
         if self.module.training or not self.can(x, weight):
             return super().__call__(x)
-        number = self._readers[0].storage.number
-        return self.put(*norm_quantised(x, weight, self._eps, self.kind, number, self._keep_16_bit))
+        storage = self._readers[0].storage
+        how = storage.number, self._keep_16_bit, storage.block
+        return self.put(*norm_quantised(x, weight, self._eps, self.kind, *how))
 
     def can(self, x: Tensor, weight: Tensor) -> bool:
         """Return whether all readers have kernels for the norm of x, without gradients and hooks."""
@@ -82,5 +83,5 @@ def quantise_in_norms(model: nn.Module, described: Sequence[Mapping[str, Any]]) 
         kind = None if any(tensor.is_meta for tensor in tensors) else norm_of(norm)
         firsts = map(first_of, weights)
         readers = [first for first in firsts if isinstance(first, StoredLinear) and first.storage.number is not None]
-        if kind is not None and len({reader.storage.number for reader in readers}) == 1:
+        if kind is not None and len({(reader.storage.number, reader.storage.block) for reader in readers}) == 1:
             norm.forward = QuantisingNorm(norm, kind, readers, weights)

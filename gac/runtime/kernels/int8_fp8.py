@@ -13,11 +13,17 @@ from gac.runtime.kernels.split_k import SplitK, Tile, split_k_reduce, tile_for
 from gac.runtime.limits import eight_bits
 
 MOST_ROWS = 64  # rows of the input that are multiplied in the kernel; more rows of 8-bit floating point in PyTorch
+_BLOCK = 128  # rows and columns of a weight with one scale, where blocks have scales
 _TILES = {
     16: Tile(16, 64, 256, 4, 4), 32: Tile(32, 64, 256, 4, 3), MOST_ROWS: Tile(64, 64, 256, 4, 3),
     128: Tile(128, 128, 128, 4, 3),
 }  # fmt: skip
 """By the most rows; the last for more, too."""
+_BLOCK_TILES = {
+    16: Tile(16, 64, _BLOCK, 4, 8), 32: Tile(32, 64, _BLOCK, 4, 6), MOST_ROWS: Tile(64, 64, _BLOCK, 4, 6),
+    128: Tile(128, 128, _BLOCK, 8, 3),
+}  # fmt: skip
+"""Those of weights with scales of blocks, by which the sums of each step are multiplied: they take registers too."""
 _CAPABILITY = {torch.int8: (8, 0), torch.float8_e4m3fn: (9, 0)}
 
 
@@ -29,13 +35,21 @@ def gemm_unsupported_reason(number: torch.dtype, device: torch.device, rows: int
     return eight_bits(rows, columns)
 
 
-def gemm(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype, how: Tile | None = None) -> Tensor:
+def gemm(
+    x: QuantisedRows,
+    weight: Tensor,
+    scale: Tensor,
+    dtype: torch.dtype,
+    how: Tile | None = None,
+    block: int | None = None,
+) -> Tensor:
     """``eight_bits_linear_of`` in one launch of the kernel, for any number of rows.
 
     Where tiles are few, several programs share each, every one with a part of the columns.
     """
     (rows, columns), outputs = x.numbers.shape, len(weight)
-    how = how or tile_for(rows, _TILES)
+    how = how or tile_for(rows, _BLOCK_TILES if block else _TILES)
+    assert block in (None, how.numbers), f"blocks of {block} columns, steps of {how.numbers}"
     how = how.fitted(how.numbers * (how.rows + how.outputs), weight.device)
     sums = torch.int32 if weight.dtype == torch.int8 else torch.float32
     sharing = SplitK.of(how, rows, outputs, columns, weight, sums, x.counters)
@@ -44,37 +58,46 @@ def gemm(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype, ho
         gemm_kernel[(how.count(rows, outputs), sharing.split)](
             x.numbers, x.scale, weight, scale, out, sharing.sums, sharing.counters, rows, outputs, columns,
             BLOCK_M=how.rows, BLOCK_N=how.outputs, BLOCK_K=how.numbers, EVEN_K=columns % how.numbers == 0,
-            SPLIT_K=sharing.split, NUM_STAGES=how.stages, EARLY=early, num_warps=how.warps, **launch_options(early),
+            SPLIT_K=sharing.split, NUM_STAGES=how.stages, BLOCKS=block is not None, EARLY=early,
+            num_warps=how.warps, **launch_options(early),
         )  # fmt: skip
     return out
 
 
 @operator(
-    lambda numbers, _token_scale, _counters, weight, _scale, dtype: numbers.new_empty(
+    lambda numbers, _token_scale, _counters, weight, _scale, dtype, _block=None: numbers.new_empty(
         len(numbers), len(weight), dtype=dtype
     )
 )
 def eight_bits_linear_of(
-    numbers: Tensor, token_scale: Tensor, counters: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
+    numbers: Tensor,
+    token_scale: Tensor,
+    counters: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    dtype: torch.dtype,
+    block: int | None = None,
 ) -> Tensor:
     """``eight_bits_linear`` of ``QuantisedRows``, ``(rows, rows of the weight)`` in that dtype."""
-    return _product(QuantisedRows(numbers, token_scale, counters), weight, scale, dtype)
+    return _product(QuantisedRows(numbers, token_scale, counters), weight, scale, dtype, block)
 
 
-@operator(lambda x, weight, _scale: x.new_empty(*x.shape[:-1], len(weight)))
-def eight_bits_linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """``x @ (weight * scale).T`` for x ``(..., columns)`` of 16 bits, rounded token by token as the weight is.
+@operator(lambda x, weight, _scale, _block=None: x.new_empty(*x.shape[:-1], len(weight)))
+def eight_bits_linear(x: Tensor, weight: Tensor, scale: Tensor, block: int | None = None) -> Tensor:
+    """``x @ (weight * scale).T`` for x ``(..., columns)`` of 16 bits, rounded as the weight is.
 
-    The weight is int8 or float8_e4m3fn, ``(rows, columns)``, the scale of 16 bits, ``(rows, 1)``.
+    The weight is int8 or float8_e4m3fn, ``(rows, columns)``. The scale is of rows, ``(rows, 1)`` of 16 bits, and x is
+    rounded token by token; or of blocks of so many rows and columns, ``(rows / block, columns / block)`` in float32,
+    and x is rounded in groups of as many columns.
     """
     inputs = x.reshape(-1, x.shape[-1]).contiguous()
-    y = _product(quantise_rows(inputs, weight.dtype), weight, scale, x.dtype)
+    y = _product(quantise_rows(inputs, weight.dtype, block), weight, scale, x.dtype, block)
     return y.view(*x.shape[:-1], len(weight))
 
 
-def _product(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    if weight.dtype == torch.int8 or len(x.numbers) <= MOST_ROWS:
-        return gemm(x, weight, scale, dtype)
+def _product(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype, block: int | None) -> Tensor:
+    if weight.dtype == torch.int8 or len(x.numbers) <= MOST_ROWS or block is not None:
+        return gemm(x, weight, scale, dtype, block=block)
     row_scale = scale.float().t()
     return torch._scaled_mm(x.numbers, weight.t(), x.scale, row_scale, out_dtype=torch.bfloat16).to(dtype)
 
@@ -89,18 +112,23 @@ _EXACT = tl.constexpr(128)  # products of 8-bit floating point that a tensor cor
 def gemm_kernel(
     x_ptr, scale_ptr, weight_ptr, weight_scale_ptr, out_ptr, partial_ptr, counters_ptr, m, n, n_cols,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr, EARLY: tl.constexpr,
+    SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """``weight @ x.T``, times both scales. Tiles of _BESIDE outputs take all rows before the next ones come."""
+    """``weight @ x.T``, times both scales. Tiles of _BESIDE outputs take all rows before the next ones come.
+
+    BLOCKS: scales are of BLOCK_K rows and columns of the weight, in which a tile lies, and of BLOCK_K columns of x.
+    """
     high, wide = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     tile = tl.program_id(0)
     first = tile // (_BESIDE * high) * _BESIDE
     extra = tl.minimum(wide - first, _BESIDE)
-    column = (first + tile % (_BESIDE * high) % extra) * BLOCK_N + tl.arange(0, BLOCK_N)
+    start_column = (first + tile % (_BESIDE * high) % extra) * BLOCK_N
+    column = start_column + tl.arange(0, BLOCK_N)
     row = tile % (_BESIDE * high) // extra * BLOCK_M + tl.arange(0, BLOCK_M)
     offsets = tl.arange(0, BLOCK_K)
     weights = weight_ptr + tl.minimum(column, n - 1).to(tl.int64)[:, None] * n_cols + offsets[None, :]
     inputs = x_ptr + tl.minimum(row, m - 1).to(tl.int64)[:, None] * n_cols + offsets[None, :]
+    groups = tl.cdiv(n_cols, BLOCK_K)
     full: tl.constexpr = weight_ptr.dtype.element_ty == tl.int8
     if EARLY:
         gdc_launch_dependents()
@@ -110,14 +138,20 @@ def gemm_kernel(
         there = True if EVEN_K else (start + offsets < n_cols)[None, :]
         values_in = tl.load(inputs + start, mask=(row < m)[:, None] & there, other=0.0)
         taken = tl.load(weights + start, mask=there, other=0.0)
-        if full:
+        if BLOCKS:
+            of_row = tl.load(scale_ptr + row * groups + start // BLOCK_K, mask=row < m, other=0.0)
+            of_block = tl.load(weight_scale_ptr + start_column // BLOCK_K * groups + start // BLOCK_K)
+            total += tl.dot(taken, tl.trans(values_in)) * (of_row * of_block)[None, :]
+        elif full:
             total = tl.dot(taken, tl.trans(values_in), total, out_dtype=tl.int32)
         else:
             exact: tl.constexpr = _EXACT if _EXACT < BLOCK_K else BLOCK_K
             total = tl.dot(taken, tl.trans(values_in), total, max_num_imprecise_acc=exact)
     total, last = split_k_reduce(total, partial_ptr, counters_ptr, tile, tl.program_id(1), SPLIT_K)
-    of_row = tl.load(scale_ptr + row, mask=row < m, other=0.0)
-    of_column = tl.load(weight_scale_ptr + column, mask=column < n, other=0.0).to(tl.float32)
-    result = tl.trans(total.to(tl.float32) * of_row[None, :] * of_column[:, None]).to(out_ptr.dtype.element_ty)
+    if not BLOCKS:
+        of_row = tl.load(scale_ptr + row, mask=row < m, other=0.0)
+        of_column = tl.load(weight_scale_ptr + column, mask=column < n, other=0.0).to(tl.float32)
+        total = total.to(tl.float32) * of_row[None, :] * of_column[:, None]
     place = row.to(tl.int64)[:, None] * n + column[None, :]
+    result = tl.trans(total).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + place, result, mask=(row < m)[:, None] & (column < n)[None, :] & last)

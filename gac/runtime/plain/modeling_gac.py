@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import lcm, prod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -40,9 +40,8 @@ def unpack(words: Tensor, bits: int, columns: int) -> Tensor:
 
 
 def dequantise(numbers: Tensor, scale: Tensor, zero: Any, size: int, dtype: torch.dtype) -> Tensor:
-    """Return ``scale * (number - zero)``, rounded once; scales, and zeros but for a number, are ``(rows, groups)``."""
-    shift = zero.float()[..., None] if isinstance(zero, Tensor) else zero
-    values = in_parts(numbers, size).float().sub_(shift).mul_(scale.float()[..., None]).to(dtype)
+    """Return ``scale * (number - zero)``, rounded once: scales ``(rows, groups)``, a zero or ``(rows, groups, 1)``."""
+    values = in_parts(numbers, size).float().sub_(zero).mul_(scale.float()[..., None]).to(dtype)
     return values.flatten(1)[:, : numbers.shape[1]].contiguous()
 
 
@@ -64,16 +63,13 @@ class PackedIntegers:
     def tensors(self, rows: int, columns: int) -> Layout:
         groups = -(-columns // self.columns_of_group(columns))
         words, words_across = (-(-numbers * self.bits // 32) for numbers in (columns, rows))
-        tensors: Layout = {"weight_packed": ((rows, words), torch.int32)}
-        tensors |= {"weight_scale": ((rows, groups), torch.float16), "weight_shape": ((2,), torch.int64)}
-        if self.zero:  # zero points are packed along the rows
-            tensors["weight_zero_point"] = (words_across, groups), torch.int32
-        return tensors
+        numbers, scale = ((rows, words), torch.int32), ((rows, groups), torch.float16)
+        zero: Layout = {"weight_zero_point": ((words_across, groups), torch.int32)} if self.zero else {}
+        return {"weight_packed": numbers, "weight_scale": scale, "weight_shape": ((2,), torch.int64)} | zero
 
     def values(self, tensors: Mapping[str, Tensor], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        numbers, zero = unpack(tensors["weight_packed"], self.bits, columns), 1 << (self.bits - 1)
-        if self.zero:
-            zero = unpack(tensors["weight_zero_point"].T, self.bits, rows).T
+        numbers = unpack(tensors["weight_packed"], self.bits, columns)
+        zero = unpack(tensors["weight_zero_point"].T, self.bits, rows).T[..., None] if self.zero else 1 << self.bits - 1
         return dequantise(numbers, tensors["weight_scale"], zero, self.columns_of_group(columns), dtype)
 
     def columns_of_group(self, columns: int) -> int:
@@ -85,12 +81,15 @@ class Integers8:
     """``scale * number`` with int8 numbers and a scale a row; inputs are quantised likewise, token by token."""
 
     number, scale, largest, divisor = torch.int8, torch.float16, 127, 128  # divided, no sum leaves float16's range
+    block: ClassVar[int | None] = None  # rows and columns of a weight with one scale; None: those of a row
 
     def tensors(self, rows: int, columns: int) -> Layout:
-        return {"weight": ((rows, columns), self.number), "weight_scale": ((rows, min(columns, 1)), self.scale)}
+        scales = (-(-rows // self.block), -(-columns // self.block)) if self.block else (rows, min(columns, 1))
+        return {"weight": ((rows, columns), self.number), "weight_scale": (scales, self.scale)}
 
     def values(self, tensors: Mapping[str, Tensor], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        return (tensors["weight"].float() * tensors["weight_scale"].float()).to(dtype)
+        scale = tensors["weight_scale"].repeat_interleave(self.block or 1, 0)[:rows]
+        return dequantise(tensors["weight"].float(), scale, 0, self.block or max(columns, 1), dtype)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         numbers, scale = self.quantise(x)
@@ -107,7 +106,6 @@ class Integers8:
         return x.round_()
 
 
-@dataclass(frozen=True)
 class Floats8(Integers8):
     """The same with numbers in 8-bit floating point (e4m3), and scales in bfloat16."""
 
@@ -117,6 +115,17 @@ class Floats8(Integers8):
         # An eighth of the power of two below. PyTorch's own conversion gives the same, and is slow on a CPU.
         step = (x.view(torch.int32) & 0x7F800000).view(torch.float32).div_(8).clamp_min_(2**-9)
         return x.div_(step).round_().mul_(step)
+
+
+class Floats8Blocks(Floats8):
+    """The same with a float32 scale for each block; inputs are quantised in groups of as many columns."""
+
+    scale, block = torch.float32, 128
+
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the quantised x in its dtype, multiplied by its scales, and a scale of 1 a token."""
+        numbers, scale = super().quantise(in_parts(x.reshape(-1, x.shape[-1]), self.block))
+        return (numbers * scale).to(x.dtype).flatten(1)[:, : x.shape[-1]].reshape(x.shape), torch.ones_like(x[..., :1])
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,7 @@ class Floats4:
         return numbers[unpack(packed, 4, columns)], scale
 
 
-STORAGES: dict[str, Any] = {kind.__name__: kind for kind in (PackedIntegers, Integers8, Floats8, Floats4)}
+STORAGES: dict[str, Any] = {cls.__name__: cls for cls in (PackedIntegers, Integers8, Floats8, Floats8Blocks, Floats4)}
 
 
 class Matrix(nn.Module):
@@ -164,8 +173,7 @@ class Matrix(nn.Module):
         if self.storage is None:
             return self.weight
         tensors = {name: tensor[rows] for name, tensor in self._buffers.items() if name != "weight_shape"}
-        count = len(range(prod(self.shape[:-1]))[rows]) if isinstance(rows, slice) else len(rows)
-        return self.storage.values(tensors, count, self.shape[-1], dtype)
+        return self.storage.values(tensors, len(next(iter(tensors.values()))), self.shape[-1], dtype)
 
     def forward(self, x: Tensor) -> Any:
         return (self.storage or functional).linear(x, self.values(x.dtype), self.bias)
@@ -331,16 +339,6 @@ def storage_of(described: dict[str, Any]) -> Any:
     return STORAGES[described["storage"]](**described["options"]) if "storage" in described else None
 
 
-def replace_head(model: Any, described: dict[str, Any]) -> None:
-    """Replace embedding and LM head by quantised ones."""
-    names = {module: name for name, module in model.named_modules()}
-    dense, head, storage = model.get_input_embeddings(), model.get_output_embeddings(), storage_of(described)
-    embedding = StoredEmbedding(storage, dense)
-    model.set_submodule(names[dense], embedding)
-    if head is not None:
-        model.set_submodule(names[head], StoredHead(storage, head, embedding if described["tied"] else None))
-
-
 def skip_block(model: Any, block: str, output: str, attention: bool, norms: Iterable[str]) -> None:
     """Skip an attention or MLP, and the norms that only it reads; all keep their parameters."""
     model.set_submodule(block, SkippedBlock(model.get_submodule(block), output, attention))
@@ -392,8 +390,12 @@ class CompressedModel:
             how = {"bias": dense.bias is not None, "device": dense.weight.device, "dtype": dense.weight.dtype}
             self.set_submodule(path, make(**described["sizes"], storage=storage_of(described), **how))
             self.get_submodule(path.rpartition(".")[0])._is_hf_initialized = True  # GPT-2 initialises weights by name
-        if "head" in header:
-            replace_head(self, header["head"])
+        if (described := header.get("head")) is not None:
+            names = {module: name for name, module in self.named_modules()}
+            dense, head, storage = self.get_input_embeddings(), self.get_output_embeddings(), storage_of(described)
+            self.set_submodule(names[dense], embedding := StoredEmbedding(storage, dense))
+            if head is not None:
+                self.set_submodule(names[head], StoredHead(storage, head, embedding if described["tied"] else None))
         for block in header.get("skipped", ()):
             norms = [name.removeprefix(prefix) for name in block["norms"]]
             skip_block(self, block["block"].removeprefix(prefix), block["output"], block["attention"], norms)
@@ -424,9 +426,8 @@ class CompressedModel:
         Path(directory, "gac_digests.json").unlink(missing_ok=True)  # GAC writes digests; old ones are of other files
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        if (getattr(self.config, "gac", None) or {}).get("head") is not None:
-            return {}  # a quantised head reads the embedding's tensors itself
-        return super().get_expanded_tied_weights_keys(all_submodels)
+        reads_itself = (getattr(self.config, "gac", None) or {}).get("head") is not None  # a quantised head does
+        return {} if reads_itself else super().get_expanded_tied_weights_keys(all_submodels)
 
 
 def read_documents(source: Any, options: Mapping[str, Any]) -> dict[str, str]:
@@ -446,5 +447,4 @@ def __getattr__(name: str) -> Any:
     if config is not dense:
         config_name = f"Gac{config.__name__}"
         mixin, body = CompressedModel, {"config_class": globals().get(config_name) or __getattr__(config_name)}
-    made = globals()[name] = type(name, (mixin, dense), body | {"__module__": __name__})
-    return made
+    return globals().setdefault(name, type(name, (mixin, dense), body | {"__module__": __name__}))

@@ -37,6 +37,7 @@ class Storage(ABC):
 
     metadata: ClassVar[frozenset[str]] = frozenset()  # tensors that hold nothing of the matrix, and are not counted
     number: Any = None  # dtype of quantised inputs; None: the kernel reads them in 16 bits
+    block: Any = None  # columns of quantised inputs with one scale; None: all
 
     @abstractmethod
     def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

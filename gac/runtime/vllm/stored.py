@@ -81,10 +81,10 @@ class Gemm:
         """Multiply x ``(rows, columns)``; with an activation x is gate beside up, of twice as many columns."""
         tensors = self.tensors(layer)
         if activation is not None:
-            if self.storage.unsupported_reason(x.device, x.dtype, self.rows, self._columns) is None:
-                product = self.storage.gated_kernel(x, tensors, self._columns)
-                if product is not None:
-                    return product
+            reason = self.storage.unsupported_reason(x.device, x.dtype, self.rows, self._columns)
+            product = self.storage.gated_kernel(x, tensors, self._columns) if reason is None and len(x) else None
+            if product is not None:
+                return product
             x = activation(x)
         return self.storage.multiply(x, tensors, self.rows, self._columns, None)
 

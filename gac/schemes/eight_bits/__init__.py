@@ -1,11 +1,11 @@
-"""8 bits on both sides: weights with a scale for each row, inputs with a scale for each token. Imports no torch."""
+"""8 bits on both sides: a scale for each row of a weight and each token, or for parts of them. Imports no torch."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gac.core.operations import Operation
 from gac.runtime.limits import STEP, eight_bits
-from gac.schemes.base import Scheme, StorageSpec, config_arguments, config_group
+from gac.schemes.base import Scheme, StorageSpec, config_arguments, config_group, storage_of
 from gac.schemes.integers import W8A16
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gac.schemes.feedback.levels import Levels
     from gac.schemes.matrices import Grid
 
-_SCALE_BYTES = 2
+_SCALE_BYTES, _BLOCK_SCALE_BYTES = 2, 4
 _LARGEST_INTEGER, _LARGEST_FLOAT = 127, 448
 _RELATIVE = 7.0e-4
 """Mean squared error of a normal floating-point number, over its mean square. A number in [1, 2) moves by up to 1/16,
@@ -105,14 +105,43 @@ class Float8(EightBits):
 
         from gac.schemes.matrices import Grid
 
-        scale = tensors["weight_scale"].float()
-        return Grid(tensors["weight"].float(), scale, torch.zeros_like(scale), max(columns, 1), self.levels())
+        scale, size = tensors["weight_scale"].float().repeat_interleave(self.height, 0)[:rows], self.group or columns
+        return Grid(tensors["weight"].float(), scale, torch.zeros_like(scale), max(size, 1), self.levels())
 
     def on_grid(self, grid: "Grid") -> "dict[str, Tensor]":
-        from gac.schemes.eight_bits.float8 import FLOAT8
-
-        return {"weight": grid.numbers.to(FLOAT8), "weight_scale": grid.scale.bfloat16()}
+        storage: Any = storage_of(self)
+        scale = grid.scale[:: self.height].to(storage.scale)
+        return {"weight": grid.numbers.to(storage.number), "weight_scale": scale.contiguous()}
 
     def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
         """A fraction of each feature's square, whatever the others are; a token's largest is exact."""
         return (_RELATIVE * squares + _SUBNORMAL / _LARGEST_FLOAT**2 * peak).minimum(squares)
+
+
+class Float8Blocks(Float8):
+    """Floating point as in ``fp8``, with a scale for each block of 128 x 128 weights, as DeepSeek-V3 has it.
+
+    Inputs are quantised in groups of 128 columns of each token (arXiv 2412.19437, section 3.3). Scales are in float32.
+    The last block of a row or a column may have fewer numbers. The name is that of compressed-tensors' preset.
+    """
+
+    name = "fp8_block"
+    dtype = "fp8_block"
+    input_quantiser = "float8_groups"
+    storage = StorageSpec("Floats8Blocks", {}, eight_bits)
+    group: int = 128
+    height = 128
+
+    def bytes(self, rows: int, columns: int) -> int:
+        blocks = -(-rows // self.height) * -(-columns // self.group)
+        return rows * columns + blocks * _BLOCK_SCALE_BYTES
+
+    def ragged(self, columns: int) -> int:
+        return columns % self.group
+
+    def config_group(self, columns: int) -> dict[str, Any] | None:
+        if self.ragged(columns):  # other readers quantise inputs in whole groups only
+            return None
+        weights = config_arguments(self.bits, self.kind, "block") | {"block_structure": [self.height, self.group]}
+        inputs = config_arguments(self.bits, self.kind, "group", self.group) | {"dynamic": True}
+        return config_group("float-quantized", weights, inputs)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gac.core.linalg import single_thread
 
@@ -54,6 +55,18 @@ class Levels(ABC):
         ``targets`` are the matrix, ``(groups, rows, size)``, as are ``numbers``; ``scale`` and ``zeros`` have size 1.
         """
         return numbers, scale
+
+
+def fitted_to_blocks(levels: Levels, values: Tensor, height: int) -> tuple[Tensor, Tensor]:
+    """``Levels.fitted`` of groups ``(rows, groups, size)`` whose errors count alike, both ``(rows, groups, 1)``.
+
+    ``height`` rows have one scale; the last rows may be fewer.
+    """
+    rows, groups, size = values.shape
+    padded = pad(values, (0, 0, 0, 0, 0, -rows % height))
+    blocks = padded.view(-(-rows // height), height, groups, size).transpose(1, 2).flatten(2)
+    scale, zeros = levels.fitted(blocks, blocks.new_ones(height * size))
+    return scale.repeat_interleave(height, 0)[:rows], zeros.repeat_interleave(height, 0)[:rows]
 
 
 def sweep(units: Tensor, factors: Tensor, levels: Levels, before: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -10,14 +10,17 @@ A row needs of earlier rows only the columns up to its own. So piece p of row i 
 blocks of ``ROWS`` rows at once. A piece is the columns that are quantised at a time, all of one group; the scale of a
 group is fitted with its first piece. G counts within a block, and blocks are independent. Without G a block is one row;
 its scales and numbers are then improved in turn where the format can (``Levels.improved``). A block that loses less
-without feedback, as one of equal numbers may, is quantised number by number.
+without feedback, as one of equal numbers may, is quantised number by number. Scales that rows share are fitted to the
+matrix before all else.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gac.schemes.feedback.levels import Levels, sweep
+from gac.schemes.feedback.levels import Levels, fitted_to_blocks, sweep
 from gac.schemes.feedback.order import Inputs, Order, ahead_of, firm, root_of
 
 ROWS = 64
@@ -25,34 +28,36 @@ ROWS = 64
 
 
 def quantise(
-    matrix: Tensor, inputs: Inputs, levels: Levels, size: int, gradients: Tensor | None = None
+    matrix: Tensor, inputs: Inputs, levels: Levels, size: int, gradients: Tensor | None = None, shared: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Numbers ``(rows, columns)`` of a float64 matrix, and scales and zero points ``(rows, groups)``, all float64.
 
-    A group has ``size`` columns; ``gradients`` are G, shape ``(rows, rows)``; None: the identity.
+    A group has ``size`` columns, and its scale ``shared`` rows; ``gradients`` are G, shape ``(rows, rows)``; None: the
+    identity.
     """
     rows, height = len(matrix), 1 if gradients is None else min(ROWS, len(matrix))
     order = inputs.once((Order, size), lambda moment: Order.of(moment, size))
     columns = order.layout.grouped(matrix)
     pieces = columns.reshape(rows, -1, order.layout.width)
-    targets = (
-        pad(pieces, (0, 0, 0, 0, 0, -rows % height)).view(-1, height, *pieces.shape[1:]).transpose(0, 1).contiguous()
-    )
     behind = matrix.new_zeros(rows, 1, 1) if gradients is None else _behind(firm(gradients), height)
-    work = _Work(order, behind, targets, levels)
-    for step in range(height + targets.shape[2] - 1):
+    fitted = None if shared == 1 else fitted_to_blocks(levels, columns, shared)
+    each = pieces.shape[1] // columns.shape[1]
+    by_piece = fitted and [_in_blocks(values.repeat_interleave(each, 1), height, fill=1.0) for values in fitted]
+    work = _Work(order, behind, _in_blocks(pieces, height), levels, by_piece)
+    for step in range(height + pieces.shape[1] - 1):
         work.step(step)
     numbers, scale, zeros = (
         blocks.transpose(0, 1).flatten(0, 1)[:rows].reshape(*columns.shape[:2], -1)
         for blocks in (work.numbers, work.scale, work.zeros)
     )
     scale, zeros = scale[..., :1], zeros[..., :1]
-    if height == 1 and inputs.thorough:
+    if height == 1 and fitted is None and inputs.thorough:
         by_group = [values.transpose(0, 1).contiguous() for values in (columns, numbers, scale, zeros)]
         numbers, scale = (values.transpose(0, 1) for values in levels.improved(order, *by_group))
     if inputs.thorough:
         moment = order.layout.square(inputs.moment.double())
-        numbers, scale, zeros = _best(levels, (numbers, scale, zeros), columns, moment, gradients, height)
+        fitted = fitted or fitted_to_blocks(levels, columns, 1)
+        numbers, scale, zeros = _best(levels, (numbers, scale, zeros), fitted, columns, moment, gradients, height)
     return order.layout.ungrouped(numbers), scale[..., 0], zeros[..., 0]
 
 
@@ -60,14 +65,27 @@ Groups = tuple[Tensor, Tensor, Tensor]
 """Numbers ``(rows, groups, size)``, scales and zero points ``(rows, groups, 1)``."""
 
 
+def _in_blocks(rows: Tensor, height: int, fill: float = 0.0) -> Tensor:
+    """Rows ``(rows, pieces, n)`` in blocks, ``(height, blocks, pieces, n)``; the last one is filled up."""
+    padded = pad(rows, (0, 0, 0, 0, 0, -len(rows) % height), value=fill)
+    return padded.view(-1, height, *rows.shape[1:]).transpose(0, 1).contiguous()
+
+
 def _best(
-    levels: Levels, fed_back: Groups, columns: Tensor, moment: Tensor, gradients: Tensor | None, height: int
+    levels: Levels,
+    fed_back: Groups,
+    fitted: tuple[Tensor, Tensor],
+    columns: Tensor,
+    moment: Tensor,
+    gradients: Tensor | None,
+    height: int,
 ) -> Groups:
     """The better of two for each block of rows: with feedback, or number by number.
 
-    ``columns`` is the matrix, ``(rows, groups, size)``; ``moment`` is A in the order of the columns.
+    ``columns`` is the matrix, ``(rows, groups, size)``, to which scales and zero points are ``fitted``; ``moment`` is A
+    in the order of the columns.
     """
-    scale, zeros = levels.fitted(columns, columns.new_ones(columns.shape[-1]))
+    scale, zeros = fitted
     alone = levels.nearest_(columns / scale + zeros), scale, zeros
     losses = [
         _losses(((numbers - zeros) * scale - columns).flatten(1), moment, gradients, height)
@@ -107,13 +125,17 @@ class _Work:
     Args:
         behind: from ``_behind``.
         targets: the matrix, ``(height, blocks, pieces, width)``; errors of rows change later rows.
+        fitted: scales and zero points, ``(height, blocks, pieces, 1)``; None: a group's come with its first piece.
     """
 
-    def __init__(self, order: Order, behind: Tensor, targets: Tensor, levels: Levels) -> None:
+    def __init__(
+        self, order: Order, behind: Tensor, targets: Tensor, levels: Levels, fitted: Sequence[Tensor] | None
+    ) -> None:
         self._order, self._behind, self._targets, self._levels = order, behind, targets, levels
         self._compensation = torch.zeros_like(targets)
         self.numbers = torch.zeros_like(targets)
-        self.scale, self.zeros = (torch.ones_like(targets[..., :1]) for _ in range(2))
+        self._is_fitted = fitted is not None
+        self.scale, self.zeros = fitted or (torch.ones_like(targets[..., :1]) for _ in range(2))
 
     def step(self, step: int) -> None:
         """Quantise piece p of row ``step - p`` of every block, for all p with such a row."""
@@ -139,7 +161,7 @@ class _Work:
     def _fit(self, step: int, first: int, end: int) -> None:
         each = self._order.layout.columns.shape[1] // self._order.layout.width
         groups = torch.arange(-(-first // each), -(-end // each), device=self._targets.device)
-        if not len(groups):
+        if self._is_fitted or not len(groups):
             return
         rows, starts = (step - groups * each)[:, None], (groups * each)[:, None]
         index = rows, slice(None), starts + torch.arange(each, device=groups.device)
