@@ -1,8 +1,8 @@
 """Text sampled from the dense model: no data is needed, and no source is overfitted (arXiv 2305.17888).
 
 Windows begin with BOS. If there is a chat template, the second half of them begins with everything before a user's
-first word, and what the user says is then answered (Magpie, arXiv 2406.08464). With other texts, all windows continue
-pieces of these, so that the model is sampled on what matters. Tokens are sampled at temperature 1 from the whole
+first word, and what the user says is then answered (Magpie, arXiv 2406.08464). Or all windows continue pieces of other
+texts, so that the model is sampled on what matters. Tokens are sampled at temperature 1 from the whole
 vocabulary. Each has a random number of its own, so that the batch size does not change the text. After EOS another
 document begins in the same window. The text is kept on disk.
 """

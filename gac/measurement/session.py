@@ -37,13 +37,12 @@ from gac.measurement.documents import Text
 from gac.measurement.embeddings import check_embeddings, measure_head
 from gac.measurement.expected import expected_curves, expected_error, expected_share
 from gac.measurement.joint_losses import MOST
-from gac.measurement.own_text import FOLDER as OWN_TEXT
-from gac.measurement.own_text import has_starts, sampled_windows
+from gac.measurement.own_text import FOLDER, has_starts, sampled_windows
 from gac.measurement.runs import TOKENS
 from gac.measurement.similarity import compare_texts
 from gac.measurement.store import StatisticsStore
 from gac.measurement.text import SELF, TextSpec, Windows, check_positions, check_vocabulary
-from gac.measurement.texts import CalibrationText, Texts
+from gac.measurement.texts import CalibrationText, Texts, is_sampled
 from gac.measurement.weight_measurements import measure_weights
 from gac.models.basis import Rotation
 from gac.models.families import family_of
@@ -341,14 +340,14 @@ def planned_windows(
     if len(texts.parts) != len(parts):
         problem, expected = f"calibration on {texts.name}", f"{text.text}, as the plan was"
         raise PlanError(problem, expected, "Give as many texts, in the same order.")
-    texts, names = texts.sized([part.windows for part in parts], text.window_tokens), [part.text for part in parts]
+    texts = texts.sized([part.windows for part in parts], text.window_tokens)
     windows = cut_windows(texts, loaded, plan.measured.digest, plan.recipe.measure.seed, text.bos, progress)
     if windows.digest != text.digest:
+        copied = f" Copy {home() / FOLDER} from where the plan was made." if any(map(is_sampled, texts.parts)) else ""
         raise PlanError(
             f"calibration text {texts.name} has digest {windows.digest[:12]} here",
             f"{text.digest[:12]}, as when the plan was made",
-            "Use the same text and tokenizer, or allocate again."
-            + (f" Text {SELF!r} lies in {home() / OWN_TEXT} where the plan was made." if SELF in names else ""),
+            f"Use the same text and tokenizer, or allocate again.{copied}",
         )
     return windows
 
@@ -356,9 +355,9 @@ def planned_windows(
 def cut_windows(
     texts: Texts, loaded: Loaded, digest: str, seed: int, bos: bool | None, progress: bool = True
 ) -> Windows:
-    """Cut the windows of texts; text ``self`` is written by the model, whose weights have that digest, or read again.
+    """Cut the windows of texts. The model writes text ``self``, once: it is kept by ``digest``, that of the weights.
 
-    A GacError says if the model cannot write text, or has not all positions or token ids.
+    A GacError says if the model cannot write text, or lacks positions or token ids.
     """
 
     def sample(windows: int, length: int, others: Sequence[Windows]) -> Windows:

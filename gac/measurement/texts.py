@@ -91,22 +91,21 @@ class Texts:
         Args:
             sample: writes text ``self``; without it that is refused.
         """
-        written = {
-            part: calibration_windows(part, tokenizer, seed, bos)
-            for part in self.parts
-            if sample is None or part.name != SELF
-        }
-        each = [
-            written[part]
-            if part in written or sample is None
-            else sample(part.windows, part.length, [*written.values()])
-            for part in self.parts
-        ]
+        own = [] if sample is None else [part for part in self.parts if is_sampled(part)]
+        cut = {part: calibration_windows(part, tokenizer, seed, bos) for part in self.parts if part not in own}
+        if sample is not None:
+            cut |= {part: sample(part.windows, part.length, [*cut.values()]) for part in own}
+        each = [cut[part] for part in self.parts]
         if len(each) == 1:
             return each[0]
         rows = [iter(windows.ids) for windows in each]
         ids = torch.stack([next(rows[part]) for part in interleaved([len(windows) for windows in each])])
         return replace(each[0], name=self.name, ids=ids, digest=digest_of(ids))
+
+
+def is_sampled(part: Part) -> bool:
+    """Return whether the dense model writes the text."""
+    return isinstance(part, TextSpec) and part.name == SELF
 
 
 def interleaved(counts: Sequence[int]) -> list[int]:

@@ -190,8 +190,8 @@ class StoredLinearMethod(PlannedLinearMethod):
 
     def run(self, layer: Any, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
         tokens = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        before = None if self.gate_up is None else self.gate_up.quant_method
-        activation = before.activation if isinstance(before, StoredLinearMethod) and before.hands_over else None
+        gate_up = None if self.gate_up is None else self.gate_up.quant_method
+        activation = gate_up.activation if isinstance(gate_up, StoredLinearMethod) and gate_up.hands_over else None
         products = {gemm: gemm.multiply(layer, tokens, activation) for gemm in self._firsts}
         if len(products) == 1 and not self._seconds and self._firsts[0].rows == self.features:
             y = products[self._firsts[0]]

@@ -38,7 +38,7 @@ def few_bits_linear(
 
 
 def few_bits_gated(x: Tensor, weight: Packed) -> Tensor | None:
-    """``(silu(gate) * up) @ weight.T`` for x ``(rows, 2 columns)``, gate beside up; None where it is not tiles."""
+    """``(silu(gate) * up) @ weight.T`` for x ``(rows, 2 columns)``, gate beside up; None where no tiles do it."""
     if not _FEW_ROWS.get(weight.bits, 1) < len(x) <= MOST_ROWS:
         return None
     return gemm(x.contiguous(), weight, gated=True)
