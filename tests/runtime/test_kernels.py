@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from gac.runtime.kernels import few_rows
 from gac.runtime.kernels import int8_fp8 as eight_bits_gemm
-from gac.runtime.kernels.elementwise.engine import gate
+from gac.runtime.kernels.elementwise.engine import add_norm, gate
 from gac.runtime.kernels.elementwise.rows import (
     ACTIVATIONS,
     NORMS,
+    AddNorm,
     gated,
     normed,
     plainly_rotated,
@@ -268,12 +269,19 @@ def test_a_stored_weight_in_blocks_runs_in_8_bits() -> None:
     x = tokens(6, 272).view(2, 3, 272)
     plain = storage.linear(x, storage.values(held, 144, 272, x.dtype), None)
     found = storage.multiply(x, held, 144, 272, None)
-    handed = storage.kernel_of_quantised(quantise_rows(x.view(6, 272), storage.number, storage.block), held, x.dtype)
+    handed = storage.kernel_of_prepared(quantise_rows(x.view(6, 272), storage.number, storage.block), held, x.dtype)
     assert error(found, plain) < (2e-3 if DEVICE == "cuda" else 5e-2)  # the interpreter rounds to fewer numbers
     assert torch.equal(found.view(6, 144), handed)
     both = torch.cat((x, x), -1).view(6, 544)
     activated = torch.empty_like(both[:, :272])
     gate(both, activated)
+    rows, residual, gain = x.view(6, 272).clone(), tokens(7, 272)[1:], tokens(1, 272)[0]
+    stream, normed = residual.clone(), rows.clone()
+    prepared = storage.normed_inputs(rows, AddNorm(residual, gain, 1e-5, (rows, residual), True), held, 272)
+    add_norm(normed, stream, gain, 1e-5)
+    assert torch.equal(residual, stream)
+    assert torch.equal(rows, normed)
+    assert torch.equal(storage.kernel_of_prepared(prepared, held, x.dtype), storage.kernel(normed, held, 272))
     product = storage.gated_kernel(both, held, 272)
     assert product is not None
     assert torch.equal(product, storage.kernel(activated, held, 272))

@@ -19,7 +19,8 @@ from gac.plan.plan import WeightChoice
 from gac.runtime import limits as kernel_limits
 from gac.runtime.kernels import gpu
 from gac.runtime.kernels import low_bit as few_bits
-from gac.runtime.kernels.elementwise.engine import gate
+from gac.runtime.kernels.elementwise.engine import add_norm, gate
+from gac.runtime.kernels.elementwise.rows import AddNorm
 from gac.runtime.kernels.low_bit.few_rows import Rows, skinny_gemm
 from gac.runtime.kernels.low_bit.one_row import Vector
 from gac.runtime.kernels.low_bit.packed import Packed
@@ -123,6 +124,20 @@ def test_tiles_may_have_other_sizes(name: str, mean: int) -> None:
     (storage, held), x = weight(name, 40, 320), mean + inputs(33, 320)
     for how in (Tile(16, 32, 64, 4, 2), Tile(32, 64, 256, 4, 2, programs_per_sm=8)):
         assert error(gemm(x, read(storage, held, 320), how), x, storage, held) < 1e-3
+
+
+@pytest.mark.parametrize(("rows", "is_tiled"), [(1, False), (2, True), (130, False)])
+def test_tiles_take_a_norm_as_another_kernel_makes_it(rows: int, is_tiled: bool) -> None:
+    (storage, tensors), x, residual = weight("w4a16:64", 40, 192), inputs(rows, 192), inputs(rows + 1, 192)[1:]
+    gain, normed, stream = inputs(3, 192)[2], x.clone(), residual.clone()
+    add_norm(normed, stream, gain, 1e-5)
+    prepared = storage.normed_inputs(x, AddNorm(residual, gain, 1e-5, (x, residual), False), tensors, 192)
+    assert (prepared is not None) is is_tiled
+    if prepared is not None:
+        assert torch.equal(residual, stream)
+        assert x[0, 0].isnan()
+        product = storage.kernel_of_prepared(prepared, tensors, x.dtype)
+        torch.testing.assert_close(product, gemm(normed, read(storage, tensors, 192)), rtol=2**-8, atol=2**-5)
 
 
 @pytest.mark.parametrize(("rows", "is_tiled"), [(1, False), (2, True), (128, True), (129, False)])

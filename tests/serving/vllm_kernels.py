@@ -16,7 +16,11 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
 from gac.runtime.kernels.elementwise import engine
+from gac.runtime.storage import eight_bits
+from gac.runtime.storage.eight_bits import Floats8
 from gac.runtime.vllm import elementwise
+from gac.runtime.vllm.operator import number_of
+from gac.runtime.vllm.stored import Gemm, StoredLinearMethod
 
 TOKENS, HEADS, KV_HEADS, SIZE, FEATURES = 5, 4, 2, 16, 48
 
@@ -57,6 +61,7 @@ def check_cache() -> None:
 def check_norm() -> None:
     norm = RMSNorm(FEATURES, eps=1e-5, dtype=torch.float16)
     norm.weight.data.copy_(random(FEATURES))
+    norm.reader = number_of(norm)
     x, residual = random(TOKENS, FEATURES), random(TOKENS + 1, FEATURES)[1:]
     expected = norm.forward_native(x.clone(), residual.clone())
     normed = elementwise._normed(norm, x, residual)
@@ -65,13 +70,45 @@ def check_norm() -> None:
         close(actual, plain)
 
 
+def check_prepared() -> None:
+    """A norm quantises the input of the layer that reads it, which takes no other."""
+    norm, layer = RMSNorm(FEATURES, eps=1e-5, dtype=torch.float16), nn.Module()
+    layer.quant_method = method = StoredLinearMethod("layer", [None])
+    method._firsts = [gemm := Gemm(layer, "gemm0", Floats8(), [32], FEATURES)]
+    numbers, scale = Floats8().quantise(random(32, FEATURES))
+    gemm.fill(layer, slice(0, 32), {"weight": numbers, "weight_scale": scale})
+    norm.reader = number_of(layer)
+    x, residual = random(TOKENS, FEATURES), random(TOKENS + 1, FEATURES)[1:]
+    expected, before = norm.forward_native(x.clone(), residual.clone()), (x.clone(), residual.clone())
+    with (
+        mock.patch.object(Floats8, "unsupported_reason", return_value=None),
+        mock.patch.object(eight_bits, "eight_bits_linear_of", plain_product),  # the kernel runs on GPUs alone
+    ):
+        normed, summed = elementwise._normed(norm, x, residual)
+        assert normed.isnan().any()
+        close(summed, expected[1])
+        product = method._product(gemm, layer, normed, None)
+        again = elementwise._add_norm(*before, norm.weight, norm.variance_epsilon, norm.reader)
+        close(again[0], expected[0])
+        assert torch.equal(product, method._product(gemm, layer, again[0], None))
+    plain = method._product(gemm, layer, again[0], None)
+    assert torch.equal(plain, gemm.multiply(layer, again[0]))
+    assert (product - plain).norm() < 0.1 * plain.norm()  # the interpreter rounds to fewer numbers
+
+
+def plain_product(numbers: torch.Tensor, row_scale: torch.Tensor, _: Any, *weight: Any) -> torch.Tensor:
+    matrix, scale, dtype, block = weight
+    assert block is None
+    return ((numbers.float() * row_scale) @ (matrix.float() * scale.float()).T).to(dtype)
+
+
 def check_graphs() -> None:
     """Norms and rotary embeddings within a compiled graph."""
     norm = RMSNorm(FEATURES, eps=1e-5, dtype=torch.float16)
     norm.weight.data.copy_(random(FEATURES))
     rotary = get_rope(SIZE, 64, rope_parameters={"rope_type": "default", "rope_theta": 1e4}, dtype=torch.float16)
     expected = norm.forward_native, rotary.forward_native
-    elementwise.use_kernels(nn.ModuleList([norm, rotary]))
+    elementwise.use_kernels(nn.ModuleList([norm, rotary]), {})
     x, residual, positions = random(TOKENS, FEATURES), random(TOKENS + 1, FEATURES)[1:], torch.tensor([3, 0, 63, 7, 8])
     k, q = random(TOKENS, (HEADS + KV_HEADS) * SIZE).split([KV_HEADS * SIZE, HEADS * SIZE], dim=1)
     before = [tensor.clone() for tensor in (x, residual, q, k)]
@@ -112,6 +149,7 @@ def main() -> None:
             mock.patch.object(elementwise, "add_norm", add_norm),
         ):
             check_norm()
+            check_prepared()
         with (
             mock.patch.object(elementwise, "runs_early", side_effect=lambda x: len(x) != TOKENS),
             mock.patch.object(elementwise, "_is_alone", return_value=True),

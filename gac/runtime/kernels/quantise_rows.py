@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gac.runtime.kernels.elementwise.rows import by_row, gated_values, normed_values, power_of_two, warps_for
+from gac.runtime.kernels.elementwise.rows import (
+    AddNorm,
+    by_row,
+    gated_values,
+    normed_values,
+    power_of_two,
+    warps_for,
+)
 from gac.runtime.kernels.gpu import ceil_div, launch_options, launching_on, operator, starts_early
 from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
 from gac.runtime.kernels.split_k import COUNTERS, clear
@@ -50,6 +57,17 @@ def norm_quantised(
     return (out if full else out.expand(x.shape)), QuantisedRows(*result)
 
 
+def add_norm_quantised(x: Tensor, norm: AddNorm, number: torch.dtype, group: int | None = None) -> QuantisedRows:
+    """Quantise the norm of x ``(rows, columns)``, contiguous, plus the residual stream, in one launch."""
+    result, (out, summed) = _empty(x, number, group), norm.into
+    with launching_on(x):
+        norm_rows_kernel[(len(x),)](
+            x, norm.residual, norm.weight, out, summed, *result, x.shape[1], x.shape[1], norm.eps,
+            SUM=True, ADDED=False, WHOLE=norm.full, **_options(x, number, group),
+        )  # fmt: skip
+    return result
+
+
 def _output(x: Tensor, full: bool) -> Tensor:
     return x.new_empty(x.shape if full else 1)
 
@@ -79,8 +97,8 @@ def normed_rows(
     out, result = _output(x, full), _empty(inputs, number, group)
     with launching_on(x):
         norm_rows_kernel[(len(inputs),)](
-            inputs, weight, out, *result, inputs.stride(0), size, eps,
-            ADDED=kind == "gemma", WHOLE=full, **_options(x, number, group),
+            inputs, inputs, weight, out, out, *result, inputs.stride(0), size, eps,
+            SUM=False, ADDED=kind == "gemma", WHOLE=full, **_options(x, number, group),
         )  # fmt: skip
     return out, *result
 
@@ -141,13 +159,14 @@ def quantise_rows_kernel(
 
 @jit
 def norm_rows_kernel(
-    x_ptr, weight_ptr, out_ptr, numbers_ptr, scale_ptr, counters_ptr, stride, n_cols, eps,
-    MOST: tl.constexpr, ADDED: tl.constexpr, WHOLE: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr,
-    COUNTERS: tl.constexpr, EARLY: tl.constexpr,
+    x_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, numbers_ptr, scale_ptr, counters_ptr, stride, n_cols, eps,
+    MOST: tl.constexpr, SUM: tl.constexpr, ADDED: tl.constexpr, WHOLE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr, COUNTERS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A program takes a row through an RMSNorm.
 
-    ADDED: as of ``normed_values``. WHOLE: the row is written in 16 bits too; else one NaN stands for all rows.
+    SUM: the row is added to that of the residual stream first. ADDED: as of ``normed_values``. WHOLE: the row is
+    written in 16 bits too; else one NaN stands for all rows.
     """
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK_SIZE)
@@ -155,6 +174,12 @@ def norm_rows_kernel(
         gdc_launch_dependents()
         gdc_wait()
     value = tl.load(x_ptr + row * stride + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    if SUM:
+        place = row * stride + offsets
+        other = tl.load(residual_ptr + place, mask=offsets < n_cols, other=0.0).to(tl.float32)
+        value = (value + other).to(x_ptr.dtype.element_ty)
+        tl.store(sum_ptr + place, value, mask=offsets < n_cols)
+        value = value.to(tl.float32)
     gain = tl.load(weight_ptr + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
     value = normed_values(value, gain, n_cols, eps, ADDED, x_ptr.dtype.element_ty)
     if WHOLE:

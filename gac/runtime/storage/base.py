@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gac.runtime.kernels.elementwise.rows import AddNorm
 from gac.runtime.kernels.gpu import unsupported_reason, warn_slow_path_once
-from gac.runtime.kernels.quantise_rows import QuantisedRows
 from gac.runtime.limits import no_kernel
 
 Tensors = Mapping[str, Tensor]  # the tensors of one matrix, by name
@@ -32,7 +32,7 @@ class Storage(ABC):
     ``gac.runtime.plain.modeling_gac.STORAGES``, a dataclass whose fields are the options. That has ``tensors``,
     ``values`` and ``linear``, which are inherited here. One that quantises inputs has its own ``linear``; one with a
     kernel has ``kernel`` and ``kernel_unsupported_reason``, and where that reads quantised inputs ``number`` and
-    ``kernel_of_quantised``.
+    ``kernel_of_prepared``.
     """
 
     metadata: ClassVar[frozenset[str]] = frozenset()  # tensors that hold nothing of the matrix, and are not counted
@@ -121,6 +121,13 @@ class Storage(ABC):
         """
         return None
 
-    def kernel_of_quantised(self, x: QuantisedRows, tensors: Tensors, dtype: torch.dtype) -> Tensor:
-        """Return ``kernel`` of inputs that are quantised already, ``(rows of x, rows)`` in that dtype."""
+    def normed_inputs(self, x: Tensor, norm: AddNorm, tensors: Tensors, columns: int) -> Any:
+        """Return a norm of x ``(rows, columns)`` as ``kernel_of_prepared`` reads it, in one launch.
+
+        None where no such launch makes the inputs of the kernel, and the norm was not run.
+        """
+        return None
+
+    def kernel_of_prepared(self, inputs: Any, tensors: Tensors, dtype: torch.dtype) -> Tensor:
+        """Return ``kernel`` of inputs that are quantised, or in order, already: ``(rows of x, rows)`` in that dtype."""
         raise NotImplementedError

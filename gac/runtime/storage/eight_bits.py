@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gac.runtime.kernels.elementwise.rows import AddNorm
 from gac.runtime.kernels.int8_fp8 import eight_bits_linear, eight_bits_linear_of, gemm_unsupported_reason
-from gac.runtime.kernels.quantise_rows import QuantisedRows, quantise_rows
+from gac.runtime.kernels.quantise_rows import QuantisedRows, add_norm_quantised, quantise_rows
 from gac.runtime.plain import modeling_gac
 from gac.runtime.storage.base import Storage, Tensors, not_scales
 
@@ -35,10 +36,13 @@ class _EightBits(Storage):
 
     def gated_kernel(self, x: Tensor, tensors: Tensors, columns: int) -> Tensor | None:
         rows = quantise_rows(x.contiguous(), tensors["weight"].dtype, self.block, gated=True)
-        return self.kernel_of_quantised(rows, tensors, x.dtype)
+        return self.kernel_of_prepared(rows, tensors, x.dtype)
 
-    def kernel_of_quantised(self, x: QuantisedRows, tensors: Tensors, dtype: torch.dtype) -> Tensor:
-        return eight_bits_linear_of(*x, tensors["weight"], tensors["weight_scale"], dtype, self.block)
+    def normed_inputs(self, x: Tensor, norm: AddNorm, tensors: Tensors, columns: int) -> QuantisedRows:
+        return add_norm_quantised(x, norm, tensors["weight"].dtype, self.block)
+
+    def kernel_of_prepared(self, inputs: QuantisedRows, tensors: Tensors, dtype: torch.dtype) -> Tensor:
+        return eight_bits_linear_of(*inputs, tensors["weight"], tensors["weight_scale"], dtype, self.block)
 
 
 @dataclass(frozen=True)

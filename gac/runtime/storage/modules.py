@@ -101,7 +101,7 @@ class StoredLinear(Stored):
         quantised = None if self.before is None else self.before.get(x)
         if quantised is None:
             return self.storage.multiply(x, tensors, rows, self.in_features, bias)
-        y: Tensor = self.storage.kernel_of_quantised(quantised, tensors, x.dtype).view(*x.shape[:-1], rows)
+        y: Tensor = self.storage.kernel_of_prepared(quantised, tensors, x.dtype).view(*x.shape[:-1], rows)
         return y if bias is None else y + bias
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:

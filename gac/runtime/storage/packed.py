@@ -12,8 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gac.runtime.kernels.low_bit import few_bits_gated, few_bits_linear, few_bits_written
+from gac.runtime.kernels.elementwise.rows import AddNorm
+from gac.runtime.kernels.low_bit import few_bits_gated, few_bits_linear, few_bits_normed, few_bits_written
 from gac.runtime.kernels.low_bit.packed import Packed
+from gac.runtime.kernels.low_bit.tiles import ArrangedRows, gemm_of
 from gac.runtime.limits import few_bits
 from gac.runtime.plain import modeling_gac
 from gac.runtime.storage.base import Storage, Tensors, not_scales
@@ -105,6 +107,12 @@ class PackedIntegers(modeling_gac.PackedIntegers, Storage):
 
     def gated_kernel(self, x: Tensor, tensors: Tensors, columns: int) -> Tensor | None:
         return few_bits_gated(x, self._packed(tensors, columns))
+
+    def normed_inputs(self, x: Tensor, norm: AddNorm, tensors: Tensors, columns: int) -> ArrangedRows | None:
+        return few_bits_normed(x, norm, self._packed(tensors, columns))
+
+    def kernel_of_prepared(self, inputs: ArrangedRows, tensors: Tensors, dtype: torch.dtype) -> Tensor:
+        return gemm_of(inputs, self._packed(tensors, inputs.columns))
 
     def _packed(self, tensors: Tensors, columns: int) -> Packed:
         return Packed.of(tensors, self.bits, self.group, columns)

@@ -1,6 +1,6 @@
 """Kernels between the GEMMs of vLLM's models that take less time than its own, with the same numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,17 +16,22 @@ from vllm.v1.attention.backend import AttentionType
 
 from gac.runtime.contract import FEW_ROWS
 from gac.runtime.kernels.elementwise.engine import add_norm, apply_rotary, gate, write_to_pages
+from gac.runtime.kernels.elementwise.rows import AddNorm
 from gac.runtime.kernels.few_rows import runs_early
 from gac.runtime.kernels.gpu import HAS_TRITON, SIXTEEN_BIT
+from gac.runtime.vllm.operator import layer_of, number_of
 
 _MANY_KEYS, _MANY_QUERIES, _MANY_GATES = 1 << 23, 1 << 25, 1 << 27
 """Numbers from which a kernel saves the GPU more than its launch by Triton takes the CPU."""
 
 
-def use_kernels(model: nn.Module) -> None:
+def use_kernels(model: nn.Module, readers: Mapping[nn.Module, nn.Module]) -> None:
     """Let vLLM's usual norms, rotary embeddings and writes to the KV cache run in the kernels here.
 
     In compiled graphs, which fuse what they can, norms and rotary embeddings do so where they are launched early.
+
+    Args:
+        readers: stored layers by the norms that they alone read, which prepare their inputs.
     """
     if envs.VLLM_BATCH_INVARIANT:
         return
@@ -38,6 +43,8 @@ def use_kernels(model: nn.Module) -> None:
                 implementation.do_kv_cache_update = partial(_write, implementation)
         elif (forward := _forward_of(module)) is not None:
             module._forward_method = partial(forward, module)
+            if isinstance(module, RMSNorm):
+                module.reader = number_of(readers.get(module, module))
 
 
 def _forward_of(module: Any) -> Callable[..., Any] | None:
@@ -79,6 +86,8 @@ def _are_many(x: Tensor, least: int) -> bool:
 def _normed(module: Any, x: Tensor, residual: Tensor | None = None) -> Any:
     if residual is None or x.dim() != 2 or module.weight.dtype != x.dtype:
         return module.forward_cuda(x, residual)
+    if _is_prepared(module.reader, x, AddNorm(residual, module.weight, module.variance_epsilon, (x, residual), False)):
+        return x, residual
     if len(x) <= FEW_ROWS and runs_early(x) and x.is_contiguous() and residual.is_contiguous():
         add_norm(x, residual, module.weight, module.variance_epsilon, early=True)
     else:
@@ -89,18 +98,27 @@ def _normed(module: Any, x: Tensor, residual: Tensor | None = None) -> Any:
 def _normed_in_graph(module: Any, x: Tensor, residual: Tensor | None = None) -> Any:
     if residual is None or x.dim() != 2 or module.weight.dtype != x.dtype:
         return module.forward_native(x, residual)
-    return torch.ops.vllm.gac_add_norm(x, residual, module.weight, module.variance_epsilon)
+    return torch.ops.vllm.gac_add_norm(x, residual, module.weight, module.variance_epsilon, module.reader)
 
 
-def _add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, reader: Tensor) -> tuple[Tensor, Tensor]:
     x, residual = x.contiguous(), residual.contiguous()
     into = torch.empty_like(x), torch.empty_like(residual)
+    if _is_prepared(reader, x, AddNorm(residual, weight, eps, into, True)):  # a graph may copy what it hands on
+        return into
     add_norm(x, residual, weight, eps, len(x) <= FEW_ROWS and runs_early(x), into)
     return into
 
 
-def _add_norm_shapes(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _add_norm_shapes(x: Tensor, residual: Tensor, weight: Tensor, eps: float, _: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), residual.new_empty(residual.shape)
+
+
+def _is_prepared(reader: Tensor, x: Tensor, norm: AddNorm) -> bool:
+    """Run a norm for the layer of that number, where it is a stored layer with a kernel that takes it."""
+    layer: Any = layer_of(reader)
+    can_run = x.is_contiguous() and norm.residual.is_contiguous() and not isinstance(layer, RMSNorm)
+    return can_run and layer.quant_method.prepare(layer, x, norm)
 
 
 def _rotated(module: Any, positions: Tensor, query: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

@@ -13,6 +13,7 @@ from gac.runtime.vllm.elementwise import use_kernels
 from gac.runtime.vllm.embeddings import store_embeddings
 from gac.runtime.vllm.heads import BACKEND, FewerHeads
 from gac.runtime.vllm.linear import DenseLinearMethod
+from gac.runtime.vllm.norms import stored_readers
 from gac.runtime.vllm.planned import PlannedConfig
 from gac.runtime.vllm.skip import skip
 from gac.runtime.vllm.stored import StoredLinearMethod
@@ -65,9 +66,10 @@ class _Compressed:
             skip(self, vllm_config, {**block, "block": name, "norms": norms}, constant)
         if header.head is not None:
             store_embeddings(self, header.head, vllm_config.model_config.dtype)  # type: ignore[arg-type]
-        if vllm_config.lora_config is None:  # an adapter adds to gate and up before their activation
+        has_adapters = vllm_config.lora_config is not None  # they read norms, and add to gate and up
+        if not has_adapters:
             _join_activations(self)
-        use_kernels(self)  # type: ignore[arg-type]
+        use_kernels(self, {} if has_adapters else stored_readers(self))  # type: ignore[arg-type]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the tensors of a checkpoint; the names of factors become those of parameters here."""

@@ -24,6 +24,10 @@ def number_of(layer: nn.Module) -> Tensor:
     return torch.tensor([number], device="cpu")
 
 
+def layer_of(number: Tensor) -> nn.Module:
+    return _layers[int(number)]
+
+
 def planned_linear(x: Tensor, number: Tensor, bias: Tensor | None, features: int, width: int) -> Tensor:
     """Run a layer.
 
@@ -41,7 +45,7 @@ def planned_linear(x: Tensor, number: Tensor, bias: Tensor | None, features: int
 
 
 def _run(x: Tensor, number: Tensor, bias: Tensor | None, features: int, width: int) -> Tensor:
-    layer: Any = _layers[int(number)]
+    layer: Any = layer_of(number)
     result: Tensor = layer.quant_method.run_joined(layer, x, bias, width)
     return result
 
@@ -57,7 +61,7 @@ def stored_rows(ids: Tensor, number: Tensor, features: int, dtype: torch.dtype) 
 
 
 def _rows(ids: Tensor, number: Tensor, features: int, dtype: torch.dtype) -> Tensor:
-    layer: Any = _layers[int(number)]
+    layer: Any = layer_of(number)
     result: Tensor = layer.quant_method.rows(layer, ids)
     return result
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.runtime.header import Module, storage_of
+from gac.runtime.kernels.elementwise.rows import AddNorm
 from gac.runtime.storage.base import Storage, Tensors
 from gac.runtime.vllm.linear import PlannedLinearMethod, part_rows, processes_of, shard_index
 from gac.runtime.vllm.project import linear
@@ -81,12 +82,22 @@ class Gemm:
         """Multiply x ``(rows, columns)``; with an activation x is gate beside up, of twice as many columns."""
         tensors = self.tensors(layer)
         if activation is not None:
-            reason = self.storage.unsupported_reason(x.device, x.dtype, self.rows, self._columns)
-            product = self.storage.gated_kernel(x, tensors, self._columns) if reason is None and len(x) else None
+            can_run = self._can_run(x)
+            product = self.storage.gated_kernel(x, tensors, self._columns) if can_run else None
             if product is not None:
                 return product
             x = activation(x)
         return self.storage.multiply(x, tensors, self.rows, self._columns, None)
+
+    def normed(self, layer: nn.Module, x: Tensor, norm: AddNorm) -> Any:
+        """Return a norm of x as ``multiply_prepared`` takes it; None where no launch makes that, and none ran."""
+        return self.storage.normed_inputs(x, norm, self.tensors(layer), self._columns) if self._can_run(x) else None
+
+    def multiply_prepared(self, layer: nn.Module, inputs: Any, dtype: torch.dtype) -> Tensor:
+        return self.storage.kernel_of_prepared(inputs, self.tensors(layer), dtype)
+
+    def _can_run(self, x: Tensor) -> bool:
+        return len(x) > 0 and self.storage.unsupported_reason(x.device, x.dtype, self.rows, self._columns) is None
 
     def check(self, layer: Any, dtype: torch.dtype) -> None:
         """Refuse a matrix that no kernel of this GPU multiplies."""
@@ -142,6 +153,7 @@ class StoredLinearMethod(PlannedLinearMethod):
         super().__init__(modules)
         self._stored = [None if module is None else storage_of(name, module) for module in modules]
         self._read: dict[tuple[int, str], dict[str, Tensor]] = {}
+        self._prepared: tuple[int, Any] | None = None
 
     def _add_parameters(self, layer: Any, dtype: torch.dtype) -> None:
         self._dtype, self._strided = dtype, False
@@ -192,7 +204,7 @@ class StoredLinearMethod(PlannedLinearMethod):
         tokens = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         gate_up = None if self.gate_up is None else self.gate_up.quant_method
         activation = gate_up.activation if isinstance(gate_up, StoredLinearMethod) and gate_up.hands_over else None
-        products = {gemm: gemm.multiply(layer, tokens, activation) for gemm in self._firsts}
+        products = {gemm: self._product(gemm, layer, tokens, activation) for gemm in self._firsts}
         if len(products) == 1 and not self._seconds and self._firsts[0].rows == self.features:
             y = products[self._firsts[0]]
         else:
@@ -203,6 +215,18 @@ class StoredLinearMethod(PlannedLinearMethod):
         y = y if bias is None else y + bias
         y = y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
         return y if self.activation is None or self.hands_over else self.activation(y)
+
+    def prepare(self, layer: Any, x: Tensor, norm: AddNorm) -> bool:
+        """Run the norm that gives the next input, as the kernel reads it; False: no kernel does, and it did not run."""
+        inputs = self._firsts[0].normed(layer, x, norm) if len(self._firsts) == 1 else None
+        self._prepared = None if inputs is None else (norm.into[0].data_ptr(), inputs)
+        return inputs is not None
+
+    def _product(self, gemm: Gemm, layer: Any, x: Tensor, activation: nn.Module | None) -> Tensor:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] == x.data_ptr():
+            return gemm.multiply_prepared(layer, prepared[1], x.dtype)
+        return gemm.multiply(layer, x, activation)
 
 
 def _columns(layer: Any, storage: Storage, tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:

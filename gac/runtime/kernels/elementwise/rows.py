@@ -7,7 +7,7 @@ a norm's sums and the last bit of an exponential. Triton is imported when a kern
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,6 +57,16 @@ def plainly_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Ten
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+class AddNorm(NamedTuple):
+    """An RMSNorm (``NORMS["llama"]``) of x plus a residual stream, in the launch that prepares inputs of a product."""
+
+    residual: Tensor  # ``(rows, features)``, contiguous as x is
+    weight: Tensor
+    eps: float
+    into: tuple[Tensor, Tensor]  # take the norm and the sum: x and the residual stream, or others
+    full: bool  # the norm is written too; else its first number is NaN, so that nothing reads the others
 
 
 def by_row(x: Tensor) -> Tensor:

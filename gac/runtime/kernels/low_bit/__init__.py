@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gac.runtime.kernels.elementwise.rows import AddNorm
 from gac.runtime.kernels.gpu import operator
 from gac.runtime.kernels.low_bit.dequantise import dequantised
 from gac.runtime.kernels.low_bit.few_rows import skinny_gemm
 from gac.runtime.kernels.low_bit.one_row import gemv
 from gac.runtime.kernels.low_bit.packed import Packed
-from gac.runtime.kernels.low_bit.tiles import MOST_ROWS, gemm
+from gac.runtime.kernels.low_bit.tiles import MOST_ROWS, ArrangedRows, arranged, gemm
 
 _FEW_ROWS = {3: 32}
 """By bits the most rows that are multiplied without tiles."""
@@ -39,9 +40,16 @@ def few_bits_linear(
 
 def few_bits_gated(x: Tensor, weight: Packed) -> Tensor | None:
     """``(silu(gate) * up) @ weight.T`` for x ``(rows, 2 columns)``, gate beside up; None where no tiles do it."""
-    if not _FEW_ROWS.get(weight.bits, 1) < len(x) <= MOST_ROWS:
-        return None
-    return gemm(x.contiguous(), weight, gated=True)
+    return gemm(x.contiguous(), weight, gated=True) if _has_tiles(len(x), weight) else None
+
+
+def few_bits_normed(x: Tensor, norm: AddNorm, weight: Packed) -> ArrangedRows | None:
+    """A norm of x ``(rows, columns)``, contiguous, as ``tiles.gemm_of`` reads it; None where no tiles do."""
+    return arranged(x, weight, norm=norm) if _has_tiles(len(x), weight) else None
+
+
+def _has_tiles(rows: int, weight: Packed) -> bool:
+    return _FEW_ROWS.get(weight.bits, 1) < rows <= MOST_ROWS
 
 
 @operator(lambda words, _s, _z, _bits, _group, columns, dtype: words.new_empty(len(words), columns, dtype=dtype))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gac.runtime.kernels.elementwise.rows import gated_values
+from gac.runtime.kernels.elementwise.rows import AddNorm, gated_values, normed_values, power_of_two, warps_for
 from gac.runtime.kernels.gpu import ceil_div, launch_options, launching_on, starts_early
 from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
 from gac.runtime.kernels.low_bit.dequantise import numbers_of
@@ -46,6 +46,20 @@ _IN_SHORT_GROUPS = _TILES | {64: Tile(64, 128, 128, 4, 3)}
 _OF_8_BITS = _TILES | {16: Tile(16, 64, 128, 4, 4), 64: Tile(64, 64, 128, 4, 4)}
 
 
+@dataclass(frozen=True, eq=False)
+class ArrangedRows:
+    """Rows in the order in which the product with one weight takes them, once."""
+
+    inputs: Tensor  # zeros up to whole tiles
+    sums: Tensor  # of chunks of columns, float32, ``(chunks, rows)``
+    rows: int
+    columns: int
+    tile: Tile
+    chunk: int
+    order: Order
+    sharing: SplitK
+
+
 def gemm(x: Tensor, weight: Packed, how: Tile | None = None, gated: bool = False) -> Tensor:
     """Some rows x ``(rows, columns)``: two launches; sums of whole numbers are scaled group by group.
 
@@ -54,19 +68,19 @@ def gemm(x: Tensor, weight: Packed, how: Tile | None = None, gated: bool = False
     Args:
         gated: x is ``(rows, 2 columns)``, gate beside up: multiply ``silu(gate) * up``, rounded to 16 bits.
     """
-    how = how or _tile(len(x), weight)
-    chunk = min(_CHUNK, how.numbers, weight.group or how.numbers)
-    how = how.fitted(how.numbers * (how.outputs * weight.bits // 8 + how.rows * x.itemsize), x.device)
-    sharing = SplitK.of(how, len(x), weight.rows, weight.columns, x, torch.float32)
-    order, early = Order.of(chunk, weight.bits), starts_early(x)
-    inputs, sums = arranged(x, how, chunk, order, sharing.counters, gated)
-    out = x.new_empty(len(x), weight.rows)
-    with launching_on(x):
+    return gemm_of(arranged(x, weight, how, gated), weight)
+
+
+def gemm_of(x: ArrangedRows, weight: Packed) -> Tensor:
+    """The second launch of ``gemm``."""
+    inputs, how, sharing = x.inputs, x.tile, x.sharing
+    out, early = inputs.new_empty(x.rows, weight.rows), starts_early(inputs)
+    with launching_on(inputs):
         gemm_kernel[(ceil_div(weight.rows, how.outputs), len(inputs) // how.rows, sharing.split)](
-            inputs, sums, *weight.read, out, sharing.sums, sharing.counters,
-            len(x), weight.rows, *weight.sizes, MAGIC[x.dtype],
-            **weight.options, ACROSS=order.across, DEEP=order.deep,
-            BLOCK_M=how.rows, BLOCK_N=how.outputs, BLOCK_K=how.numbers, CHUNK=chunk,
+            inputs, x.sums, *weight.read, out, sharing.sums, sharing.counters,
+            x.rows, weight.rows, *weight.sizes, MAGIC[inputs.dtype],
+            **weight.options, ACROSS=x.order.across, DEEP=x.order.deep,
+            BLOCK_M=how.rows, BLOCK_N=how.outputs, BLOCK_K=how.numbers, CHUNK=x.chunk,
             EVEN_K=weight.columns % how.numbers == 0, SPLIT_K=sharing.split, NUM_STAGES=how.stages, EARLY=early,
             num_warps=how.warps, **launch_options(early),
         )  # fmt: skip
@@ -80,22 +94,26 @@ def _tile(rows: int, weight: Packed) -> Tile:
 
 
 def arranged(
-    x: Tensor, tile: Tile, chunk: int, order: Order, counters: Tensor, gated: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Columns of x in that order, zeros up to whole tiles, and their sums ``(chunks, rows)``; clears the counters."""
-    rows, columns = len(x), x.shape[1] // (2 if gated else 1)
-    height, steps = ceil_div(rows, tile.rows) * tile.rows, ceil_div(columns, tile.numbers)
-    out = x.new_empty(height, steps * tile.numbers)
-    sums = x.new_empty(out.shape[1] // chunk, height, dtype=torch.float32)
-    early = starts_early(x)
+    x: Tensor, weight: Packed, how: Tile | None = None, gated: bool = False, norm: AddNorm | None = None
+) -> ArrangedRows:
+    """The first launch of ``gemm``; or that of a norm of x, contiguous, which is multiplied then."""
+    how = how or _tile(len(x), weight)
+    chunk = min(_CHUNK, how.numbers, weight.group or how.numbers)
+    how = how.fitted(how.numbers * (how.outputs * weight.bits // 8 + how.rows * x.itemsize), x.device)
+    sharing = SplitK.of(how, len(x), weight.rows, weight.columns, x, torch.float32)
+    order, early, counters = Order.of(chunk, weight.bits), starts_early(x), sharing.counters
+    height, width = (ceil_div(size, part) * part for size, part in ((len(x), how.rows), (weight.columns, how.numbers)))
+    inputs, sums = x.new_empty(height, width), x.new_empty(width // chunk, height, dtype=torch.float32)
+    at_once = _ARRANGED if norm is None else power_of_two(width)
+    residual, gain, eps, (out, summed), full = norm or AddNorm(x, x, 0.0, (x, x), True)
     with launching_on(x):
-        arrange_kernel[(height, ceil_div(out.shape[1], _ARRANGED))](
-            x, out, sums, counters, len(counters), rows, columns, out.shape[1],
-            PAIRS=order.pairs, ACROSS=order.across, DEEP=order.deep, STEP=chunk, GATED=gated,
-            AT_ONCE=_ARRANGED, MOST=1 << (len(counters) - 1).bit_length(), EARLY=early,
-            num_warps=4, **launch_options(early),
+        arrange_kernel[(height, ceil_div(width, at_once))](
+            x, residual, gain, out, summed, inputs, sums, counters, len(counters), len(x), weight.columns, width, eps,
+            PAIRS=order.pairs, ACROSS=order.across, DEEP=order.deep, STEP=chunk, GATED=gated, NORM=norm is not None,
+            WHOLE=full, AT_ONCE=at_once, MOST=power_of_two(len(counters)), EARLY=early,
+            num_warps=4 if norm is None else warps_for(width), **launch_options(early),
         )  # fmt: skip
-    return out, sums
+    return ArrangedRows(inputs, sums, len(x), weight.columns, how, chunk, order, sharing)
 
 
 # The Triton kernels.
@@ -103,15 +121,16 @@ def arranged(
 
 @jit(do_not_specialize=["count", "m"])
 def arrange_kernel(
-    x_ptr, out_ptr, partial_ptr, counters_ptr, count, m, n_cols, width,
+    x_ptr, residual_ptr, weight_ptr, norm_ptr, sum_ptr, out_ptr, partial_ptr, counters_ptr,
+    count, m, n_cols, width, eps,
     PAIRS: tl.constexpr, ACROSS: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr, GATED: tl.constexpr,
-    AT_ONCE: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr,
+    NORM: tl.constexpr, WHOLE: tl.constexpr, AT_ONCE: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Columns of x in the order in which ``gemm_kernel`` takes them, zeros behind the last column and row.
 
     ACROSS threads beside each other read DEEP units of 2 PAIRS numbers each. They take numbers 0 and PAIRS of their
     first units, thread by thread, then 1 and PAIRS + 1, and so on. Sums of STEP columns are written too, and the
-    counters of ``gemm_kernel`` cleared.
+    counters of ``gemm_kernel`` cleared. NORM, WHOLE: a program takes a row through a norm first, see ``AddNorm``.
     """
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
@@ -128,6 +147,16 @@ def arrange_kernel(
     if GATED:
         other = tl.load(place + n_cols, mask=there, other=0.0)
         inputs = gated_values(inputs.to(tl.float32), other.to(tl.float32), False, x_ptr.dtype.element_ty)
+    if NORM:
+        other = tl.load(residual_ptr + row * n_cols + column, mask=there, other=0.0)
+        inputs = (inputs.to(tl.float32) + other.to(tl.float32)).to(x_ptr.dtype.element_ty)
+        tl.store(sum_ptr + row * n_cols + column, inputs, mask=there)
+        gain = tl.load(weight_ptr + column, mask=column < n_cols, other=0.0).to(tl.float32)
+        inputs = normed_values(inputs.to(tl.float32), gain, n_cols, eps, False, x_ptr.dtype.element_ty)
+        if WHOLE:
+            tl.store(norm_ptr + row * n_cols + column, inputs, mask=there)
+        elif row == 0:
+            tl.store(norm_ptr, float("nan"))
     tl.store(out_ptr + row * width + offsets, inputs, mask=offsets < width)
     many: tl.constexpr = AT_ONCE // STEP
     step = tl.program_id(1) * many + tl.arange(0, many)

@@ -1,0 +1,32 @@
+"""Norms that prepare the inputs of the stored layer that reads them: quantised, or in the order of its kernel.
+
+They are those of vLLM's decoder layers whose ``forward`` hands each norm to one linear layer, and to nothing else.
+"""
+
+from collections.abc import Iterator
+
+from torch import nn
+from vllm.model_executor.models.llama import LlamaDecoderLayer
+from vllm.model_executor.models.mistral import MistralDecoderLayer
+from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer
+from vllm.model_executor.models.qwen3 import Qwen3DecoderLayer
+
+from gac.runtime.vllm.stored import StoredLinearMethod
+
+_READ_ONCE = {layer.forward for layer in (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)}
+_READERS = {"input_layernorm": "self_attn.qkv_proj", "post_attention_layernorm": "mlp.gate_up_proj"}
+"""Layers by the norms that they read."""
+
+
+def stored_readers(model: nn.Module) -> dict[nn.Module, nn.Module]:
+    """Return the stored layers that alone read a norm, by that norm."""
+    return dict(_pairs(model))
+
+
+def _pairs(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    for module in model.modules():
+        if type(module).forward in _READ_ONCE:
+            for norm, name in _READERS.items():
+                layer = module.get_submodule(name)
+                if isinstance(getattr(layer, "quant_method", None), StoredLinearMethod):
+                    yield module.get_submodule(norm), layer
