@@ -5,7 +5,9 @@ PyTorch multiplies many rows in 8-bit floating point. Triton is imported when a 
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from gac.runtime.kernels import gpu
 from gac.runtime.kernels.gpu import launch_options, launching_on, operator, starts_early
 from gac.runtime.kernels.guard import gdc_launch_dependents, gdc_wait, jit, tl
 from gac.runtime.kernels.quantise_rows import QuantisedRows, quantise_rows
@@ -20,10 +22,13 @@ _TILES = {
 }  # fmt: skip
 """By the most rows; the last for more, too."""
 _BLOCK_TILES = {
-    16: Tile(16, 64, _BLOCK, 4, 8), 32: Tile(32, 64, _BLOCK, 4, 6), MOST_ROWS: Tile(64, 64, _BLOCK, 4, 6),
-    128: Tile(128, 128, _BLOCK, 8, 3),
+    16: Tile(16, 64, _BLOCK, 4, 8), 32: Tile(32, 64, _BLOCK, 4, 6), MOST_ROWS: Tile(64, 64, _BLOCK, 4, 4),
+    128: Tile(128, 64, _BLOCK, 4, 4),
 }  # fmt: skip
 """Those of weights with scales of blocks, by which the sums of each step are multiplied: they take registers too."""
+_OF_MANY_OUTPUTS = {**_BLOCK_TILES, MOST_ROWS: Tile(64, 128, _BLOCK, 4, 4)}
+"""The same where a tile of 128 outputs for each SM is there."""
+_ALIGNED = 4  # cuBLAS reads scales of so many rows, and of so many blocks of columns, at a time
 _CAPABILITY = {torch.int8: (8, 0), torch.float8_e4m3fn: (9, 0)}
 
 
@@ -48,7 +53,7 @@ def gemm(
     Where tiles are few, several programs share each, every one with a part of the columns.
     """
     (rows, columns), outputs = x.numbers.shape, len(weight)
-    how = how or tile_for(rows, _BLOCK_TILES if block else _TILES)
+    how = how or tile_for(rows, _block_tiles(weight) if block else _TILES)
     assert block in (None, how.numbers), f"blocks of {block} columns, steps of {how.numbers}"
     how = how.fitted(how.numbers * (how.rows + how.outputs), weight.device)
     sums = torch.int32 if weight.dtype == torch.int8 else torch.float32
@@ -96,10 +101,21 @@ def eight_bits_linear(x: Tensor, weight: Tensor, scale: Tensor, block: int | Non
 
 
 def _product(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype, block: int | None) -> Tensor:
-    if weight.dtype == torch.int8 or len(x.numbers) <= MOST_ROWS or block is not None:
+    rows, is_aligned = len(x.numbers), block is None or weight.shape[1] % (_ALIGNED * block) == 0 == len(weight) % block
+    if weight.dtype == torch.int8 or rows <= MOST_ROWS or not is_aligned:
         return gemm(x, weight, scale, dtype, block=block)
-    row_scale = scale.float().t()
-    return torch._scaled_mm(x.numbers, weight.t(), x.scale, row_scale, out_dtype=torch.bfloat16).to(dtype)
+    numbers, row_scale = x.numbers, x.scale
+    if block is not None:
+        more = -rows % _ALIGNED
+        numbers = functional.pad(numbers.view(torch.uint8), (0, 0, 0, more)).view(numbers.dtype) if more else numbers
+        row_scale = functional.pad(row_scale.t(), (0, more)).contiguous().t()  # a group of columns after the other
+    weight_scale = scale.float().t()
+    y = torch._scaled_mm(numbers, weight.t(), row_scale, weight_scale, out_dtype=torch.bfloat16)
+    return y[:rows].to(dtype)
+
+
+def _block_tiles(weight: Tensor) -> dict[int, Tile]:
+    return _OF_MANY_OUTPUTS if len(weight) >= _BLOCK * gpu.processors(weight.device) else _BLOCK_TILES
 
 
 # The Triton kernel.
