@@ -16,6 +16,7 @@ import torch
 
 from gac.core.errors import UNSAFE, ModelError, TextError, did_you_mean
 from gac.measurement.documents import DEFAULT_LENGTH, DEFAULT_WINDOWS, Documents, Text, check_characters
+from gac.measurement.samples import RESERVED, news_sample, python_reference
 from gac.measurement.wikipedia import wiki_sample
 
 _SIZED = re.compile(r"(.+):([-+.0-9]+)x([-+.0-9]+)", re.DOTALL)
@@ -127,8 +128,8 @@ def calibration_windows(
     """The windows that statistics are taken from, out of the source's calibration text.
 
     Args:
-        spec: a known name (``wiki-sample``, ``wikitext2``, ``c4``) or a path to a UTF-8 file, and how much of it;
-            a string is read by ``TextSpec.parse``; or documents.
+        spec: a known name (``wiki-sample``, ``news-sample``, ``python-reference``, ``wikitext2``, ``c4``) or a path to
+            a UTF-8 file, and how much of it; a string is read by ``TextSpec.parse``; or documents.
         tokenizer: a transformers tokenizer; it adds no other special token than that BOS.
         seed: 0 takes windows in even steps through the whole calibration text; any other draws them, in text order.
         bos: whether every window begins with BOS, see ``bos_of``.
@@ -180,6 +181,7 @@ def evaluation_windows(
     windows: int | None = None,
     length: int | None = None,
     bos: bool | None = None,
+    most: int | None = None,
 ) -> Windows:
     """The windows that perplexity is measured on; those of a named source share no token with calibration.
 
@@ -190,7 +192,7 @@ def evaluation_windows(
         source: a known name, or a path to a UTF-8 file, or documents; of the latter two, all is evaluated.
         tokenizer: a transformers tokenizer; it adds its special tokens at the head of ``wikitext2`` and ``c4``, as
             published figures have them, unless ``bos`` is given.
-        windows: how many, in even steps through the text; None takes every whole window.
+        windows: how many, in even steps through the text; None takes every whole window, or ``most`` of them.
         length: tokens of a window; None takes the source's own, ``window_length(source)``.
         bos: whether every window begins with BOS, see ``bos_of``; None leaves ``wikitext2`` and ``c4`` as published.
 
@@ -201,7 +203,7 @@ def evaluation_windows(
     published = text.headed and bos is None
     head, start = None if published else bos_of(tokenizer, bos), text.reserved or 0
     ids = _tokens(text.evaluation(), tokenizer, published)[start:]
-    cut = _cut(name, ids, windows, text.length if length is None else length, "evaluation", start, head=head)
+    cut = _cut(name, ids, windows, text.length if length is None else length, "evaluation", start, head=head, most=most)
     return replace(cut, bos="text") if published and int(cut.ids[0, 0]) == tokenizer.bos_token_id else cut
 
 
@@ -242,9 +244,11 @@ def _cut(
     start: int = 0,
     seed: int = 0,
     head: int | None = None,
+    most: int | None = None,
 ) -> Windows:
-    """Cut full windows: all, or as many as asked for. With a ``head``, each is that token and ``length - 1`` of text.
+    """Cut full windows: as many as asked for, else all, or ``most`` of them.
 
+    With a ``head``, each is that token and ``length - 1`` of text.
     ``seed`` 0 takes them in even steps through the text; any other draws them.
     """
     step = length if head is None else length - 1
@@ -260,7 +264,7 @@ def _cut(
             f"at least {needed:,}, for {windows or 1} x {length}{'' if head is None else ' with BOS'}",
             f"Ask for {smaller}, or use a longer text.",
         )
-    windows = windows or count
+    windows = windows or min(count, most or count)
     drawn = np.arange(windows) * count // windows
     if seed:
         drawn = np.sort(np.random.default_rng(seed).choice(count, windows, replace=False))
@@ -337,6 +341,8 @@ _c4 = partial(_joined, "allenai/c4", most=_C4_DOCUMENTS, streaming=True)
 _SOURCES: Mapping[str, _Source] = MappingProxyType(
     {
         "wiki-sample": _Source(wiki_sample, wiki_sample, reserved=200 * 1024),
+        "news-sample": _Source(news_sample, news_sample, reserved=RESERVED),
+        "python-reference": _Source(python_reference, python_reference, reserved=RESERVED),
         "wikitext2": _published(partial(_wikitext2, "train"), partial(_wikitext2, "test")),
         "c4": _published(
             partial(_c4, "train", data_files={"train": "en/c4-train.00000-of-01024.json.gz"}),

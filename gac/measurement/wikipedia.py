@@ -2,7 +2,6 @@
 
 import bz2
 import hashlib
-import importlib.util
 import logging
 import re
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from xml.etree.ElementTree import iterparse
 from gac.core.errors import TextError
 from gac.core.io import atomic_path, home
 from gac.core.progress import progress_bar
+from gac.measurement.samples import packaged_file
 
 _log = logging.getLogger("gac")
 _DUMP = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
@@ -29,7 +29,7 @@ def wiki_sample() -> str:
 
     Parsing the markup takes seconds, so the text is kept under GAC's home. TextError if dump or parser are missing.
     """
-    dump = _dump()
+    dump = packaged_file(_DUMP, "wiki-sample")
     digest = hashlib.sha256(dump.read_bytes()).hexdigest()
     cached = home() / "text" / f"wiki-sample-{digest[:16]}-{_RULES}.txt"
     if cached.is_file():
@@ -41,18 +41,6 @@ def wiki_sample() -> str:
     except OSError as failure:
         _log.warning("the stripped text could not be kept in %s (%s); it is made again next time", cached, failure)
     return text
-
-
-def _dump() -> Path:
-    package = importlib.util.find_spec("gensim")
-    for folder in (package.submodule_search_locations if package else None) or ():
-        if (path := Path(folder) / "test" / "test_data" / _DUMP).is_file():
-            return path
-    raise TextError(
-        "wiki-sample is not installed",
-        f"the package gensim 4.4.0 with its {_DUMP}",
-        "Run pip install --no-deps gensim==4.4.0, or give the path of a text file.",
-    )
 
 
 def _articles(dump: Path) -> Iterator[str]:
