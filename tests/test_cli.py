@@ -1,6 +1,7 @@
 """The command line on a tiny model: every command, its JSON, its exit status and its words."""
 
 import json
+import math
 import shlex
 import shutil
 from pathlib import Path
@@ -189,7 +190,10 @@ def test_eval_shows_predictions_with_measurements(work: Any, tmp_path: Path) -> 
     assert [text["perplexity"]["text"] for text in (entry, *entry["also"])] == [str(work.text), str(work.other)]
     [also], [dense_also] = entry["also"], dense["also"]
     assert also["ratio"] == pytest.approx(also["perplexity"]["value"] / dense_also["perplexity"]["value"])
-    assert set(also) == {"perplexity", "divergence", "ratio", "log_ratio", "predicted_perplexity"}
+    assert set(also) == {"perplexity", "divergence", "ratio", "log_ratio"}  # the plan was calibrated on the other
+    assert "predicted_perplexity" in entry
+    assert entry["mean_log_ratio"] == pytest.approx((entry["log_ratio"] + also["log_ratio"]) / 2)
+    assert entry["mean_ratio"] == pytest.approx(math.sqrt(entry["ratio"] * also["ratio"]))
     assert set(dense_also) == {"perplexity"}
     assert entry["ratio"] == pytest.approx(entry["perplexity"]["value"] / dense["perplexity"]["value"])
     assert entry["predicted"] == entry["plan"]["prediction"]["loss"]
@@ -198,8 +202,40 @@ def test_eval_shows_predictions_with_measurements(work: Any, tmp_path: Path) -> 
     assert counted["model_bytes"] == {"used": 2 * entry["parameters"], "total": 2 * dense["parameters"]}
     assert counted["bits"] == 8 * counted["bytes"]["used"] / counted["limits"][0]["total"]
     shown = " ".join(run(*arguments).stdout.split())
-    tables = ("on other", "targeted ones, with scales and zero points", "weights bits model of the model KV cache")
+    tables = (
+        "on other",
+        "geometric mean",
+        "targeted ones, with scales and zero points",
+        "weights bits model of the model KV cache",
+    )
     assert all(words in shown for words in ("predicted by its plan", *tables))
+
+
+def test_eval_says_first_what_it_will_read(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def evaluate(_models: Any, **options: Any) -> None:
+        asked.append(options)
+        raise gac.GacError("the end", "of", "it.")
+
+    monkeypatch.setattr(gac, "evaluate", evaluate)
+    three = "each of wiki-sample, news-sample, python-reference"
+    for words, note in (
+        ((), f"on each model at most 32 windows of 1,024 tokens of {three}"),
+        (("--windows", "all"), f"on each model all windows of 1,024 tokens of {three}"),
+        (
+            ("--text", "samples", "--text", work.text, "--windows", 3),
+            f"tokens of {three} and 3 windows of 1,024 tokens",
+        ),
+        (("--tasks", "samples"), "on each model the tasks hellaswag-sample, gsm8k-sample, last-word-sample"),
+    ):
+        assert note in run("eval", work.model, *words).stderr
+    assert [(each["text"], each["windows"]) for each in asked] == [
+        ("samples", None),
+        ("samples", "all"),
+        ("samples", 3),
+        (None, None),
+    ]
 
 
 def test_eval_of_several_models_against_another_predicts_nothing(work: Any) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from copy import deepcopy
 from math import isfinite
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 import gac
 from gac.evaluation.perplexity import perplexity
 from gac.evaluation.tasks import open_suite
+from gac.measurement.samples import news_sample
 from gac.measurement.text import calibration_windows, evaluation_windows
 from gac.measurement.wikipedia import wiki_sample
 from gac.models.loading import Loaded, load_model
@@ -90,10 +92,26 @@ def test_it_saves_as_any_other_model(smollm2: Loaded, tmp_path: Path) -> None:
         assert torch.equal(again.state_dict()[name], weight)
 
 
-def test_wiki_sample_never_calibrates_on_what_it_evaluates() -> None:
-    calibrated = calibration_windows("wiki-sample:200x1024", Ordinals())
-    evaluated = evaluation_windows("wiki-sample", Ordinals(), length=1000)
+@pytest.mark.parametrize(
+    ("name", "windows", "read", "characters"),
+    [("wiki-sample", 200, wiki_sample, 2_900_000), ("news-sample", 32, news_sample, 350_000)],
+)
+def test_packaged_text_never_calibrates_on_what_it_evaluates(
+    name: str, windows: int, read: Callable[[], str], characters: int
+) -> None:
+    calibrated = calibration_windows(f"{name}:{windows}x1024", Ordinals())
+    evaluated = evaluation_windows(name, Ordinals(), length=1000)
     text = "".join(map(chr, calibrated.ids.flatten().tolist() + evaluated.ids.flatten().tolist()))
-    assert evaluated.start == calibrated.ids.numel() == 200 * 1024
-    assert text == wiki_sample()[: len(text)]
-    assert len(text) > 2_900_000
+    assert evaluated.start == calibrated.ids.numel() == windows * 1024
+    assert text == read()[: len(text)]
+    assert len(text) > characters
+
+
+def test_packaged_tasks_have_their_items() -> None:
+    suite = open_suite(["samples"])
+    items = {name: list(task.test_docs()) for each in suite.requested.values() for name, task in each["tasks"].items()}
+    counts = {name: len(docs) for name, docs in items.items()}
+    assert counts == {"hellaswag-sample": 100, "gsm8k-sample": 100, "last-word-sample": 103}
+    assert all(doc["after"].strip() in doc["before"] for doc in items["last-word-sample"])
+    calibrated = news_sample()[: 32 * 1024 * 5]  # five characters a token are more than tokenizers reach on news
+    assert not any(doc["before"] in calibrated for doc in items["last-word-sample"])

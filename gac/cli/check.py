@@ -16,13 +16,20 @@ from gac.cli.options import (
     switch,
     tokenizer_option,
 )
+from gac.evaluation.sample_tasks import SAMPLE_TASKS, task_names
+from gac.measurement.samples import SAMPLE_TEXTS, SAMPLE_WINDOWS, SAMPLES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gac.evaluation.results import Evaluated, Evaluation
 
-_TEXT = "wiki-sample"
+
+class _WindowCount(click.IntRange):
+    name = "number, or all"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "all" else super().convert(value, param, ctx)
 
 
 def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -34,8 +41,19 @@ def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
 
 @click.command("eval", cls=Command)
 @click.argument("models", metavar="MODEL_OR_DIR...", nargs=-1, required=True)
-@several("--text texts", f"wiki-sample, wikitext2, c4 or a file. Default: {_TEXT}, without --tasks.", metavar="TEXT")
-@option("--windows", "Number of windows to read, in even steps. Default: all.", AT_LEAST_1)
+@several(
+    "--text texts",
+    f"{', '.join(SAMPLE_TEXTS)} ({SAMPLES}: these three), wikitext2, c4 or a file. Default: {SAMPLES}, or none with "
+    "--tasks.",
+    metavar="TEXT",
+)
+@option(
+    "--windows",
+    f"Windows to read of each text, in even steps. Default: at most {SAMPLE_WINDOWS} of each of the {SAMPLES}, all of "
+    "other texts.",
+    _WindowCount(min=1),
+    "N|all",
+)
 @option("--length", "Tokens in a window. Default: 2048 for wikitext2 and c4, else 1024.", click.IntRange(min=2))
 @switch(
     "--bos/--no-bos",
@@ -43,7 +61,13 @@ def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
 )
 @option("--against", "Compare with this model, usually the dense one, on the same tokens.", metavar="MODEL")
 @switch("--kl/--no-kl", "With --against: KL divergence and top-1 agreement; needs both in memory.", default=True)
-@option("--tasks", "Tasks of lm-evaluation-harness, or YAML files.", None, "NAME|FILE,...", callback=_names)
+@option(
+    "--tasks",
+    f"{', '.join(SAMPLE_TASKS)} ({SAMPLES}: these three), tasks of lm-evaluation-harness, or YAML files.",
+    None,
+    "NAME|FILE,...",
+    callback=_names,
+)
 @option("--num-fewshot", "Examples before every item. Default: the task's own.", click.IntRange(min=0))
 @option("--limit", "Score only the first N items of each task. Default: all.", AT_LEAST_1)
 @option("--batch", "Windows, and requests of a task, in one batch.", AT_LEAST_1, default=1)
@@ -53,23 +77,27 @@ def evaluate(models: tuple[str, ...], texts: tuple[str, ...], **options: Any) ->
     """Measure models on text that no calibration uses, and on tasks, side by side.
 
     MODEL_OR_DIR is a directory (dense or compressed), a hub id, or a packaged model; several are measured alike, one
-    after the other. With --against, the prediction of a compressed model's plan is shown with the measurement.
+    after the other. With --against, the prediction of a compressed model's plan is shown with the measurement, on the
+    text that it was calibrated on.
     """
     if not options["tasks"]:
         reject_options({"num_fewshot", "limit"}, "with --tasks.")
     if options["against"] is None:
         reject_options({"kl"}, "with --against.")
-    texts = texts or (() if options["tasks"] else (_TEXT,))
+    texts = texts or (() if options["tasks"] else (SAMPLES,))
     if not texts:
         reject_options({"windows", "length", "bos"}, "with --text.")
     from gac.measurement.text import check_text, window_length
     from gac.models.loading import load_tokenizer
 
+    work = []
     for text in texts:
-        check_text(text)
-    count = f"{options['windows']:,}" if options["windows"] else "all"
-    work = [f"{count} windows of {options['length'] or window_length(text):,} tokens of {text}" for text in texts]
-    work += [f"the tasks {', '.join(options['tasks'])}"] if options["tasks"] else []
+        if text != SAMPLES:
+            check_text(text)
+        count = options["windows"] or (f"at most {SAMPLE_WINDOWS}" if text == SAMPLES else "all")
+        read = f"each of {', '.join(SAMPLE_TEXTS)}" if text == SAMPLES else text
+        work.append(f"{count} windows of {options['length'] or window_length(text):,} tokens of {read}")
+    work += [f"the tasks {', '.join(task_names(options['tasks']))}"] if options["tasks"] else []
     note(f"on each model {' and '.join(work)}")
     if options["tokenizer"]:
         options["tokenizer"] = load_tokenizer(options["tokenizer"])
@@ -100,6 +128,8 @@ def _figures(result: "Evaluation", model: "Evaluated") -> dict[str, Any]:
     from math import exp
 
     document = asdict(replace(model, plan=None))
+    if model is not result.against and len(model.texts) > 1 and (mean := result.mean_log_ratio(model)) is not None:
+        document |= {"mean_ratio": exp(mean), "mean_log_ratio": mean}
     for number, on_text in enumerate((document, *document["also"])):
         log_ratio = result.log_ratio(model, number)
         if log_ratio is not None and model is not result.against:

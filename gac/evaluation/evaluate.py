@@ -1,11 +1,11 @@
 """Evaluate models alike: perplexity, divergence from the dense model, and tasks."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,6 +17,7 @@ from gac.evaluation.perplexity import Sample, compare_models, dtype_of, perplexi
 from gac.evaluation.results import Evaluated, Evaluation, OnText
 from gac.evaluation.tasks import Suite, open_suite
 from gac.measurement.documents import Documents, Text, ordered
+from gac.measurement.samples import SAMPLE_TEXTS, SAMPLE_WINDOWS, SAMPLES
 from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer, model_digest
 from gac.models.packaged import PACKAGED
 from gac.models.threads import entry_point
@@ -33,9 +34,9 @@ def evaluate(
     models: ModelOrName | Sequence[ModelOrName],
     *,
     against: ModelOrName | None = None,
-    text: Text | None = "wiki-sample",
+    text: Text | None = SAMPLES,
     also: Text | Sequence[Text] = (),
-    windows: Count | None = None,
+    windows: Count | Literal["all"] | None = None,
     length: Count | None = None,
     bos: bool | None = None,
     tasks: str | Sequence[str] = (),
@@ -51,9 +52,13 @@ def evaluate(
     Args:
         models: one or more loaded models, or names: directories (compressed or dense), hub ids, ``smollm2``.
         against: the model that the others are compared with, the dense one.
-        text, windows, length, bos: as for ``gac.perplexity``; the text None measures no perplexity.
+        text, length, bos: as for ``gac.perplexity``; ``samples`` stands for ``wiki-sample``, ``news-sample`` and
+            ``python-reference``, and None measures no perplexity.
         also: another text, or several, measured like ``text``.
-        tasks: one or more names of lm-evaluation-harness's tasks, or paths of task files.
+        windows: their number on each text, evenly spaced, or ``all``. None takes at most 32 of each text of
+            ``samples``, and all of any other.
+        tasks: one or more names of lm-evaluation-harness's tasks, paths of task files, or packaged tasks:
+            ``hellaswag-sample``, ``gsm8k-sample``, ``last-word-sample``, or ``samples`` for these three.
         num_fewshot, limit: examples before every item, and items, of each task.
         batch: windows, and requests of a task, that run at once.
         kl: measure KL divergence from ``against`` and top-1 agreement with it too. Both models are then in memory,
@@ -81,7 +86,7 @@ def evaluate(
             load_config(model)  # fails early if there is no such model
     reader = _shared_tokenizer(everyone) if tokenizer is None else tokenizer
     suite = open_suite(tasks, num_fewshot, limit) if tasks else None
-    samples = [take_sample(reader, each, windows, length, bos) for each in texts]
+    samples = [sample for each in texts for sample in _samples(each, reader, windows, length, bos)]
     measure = partial(_measure, tokenizer=reader, samples=samples, suite=suite, batch=batch, progress=progress)
     wide = (m.dtype == torch.float32 if isinstance(m, PreTrainedModel) else str(m) in PACKAGED for m in everyone)
     dtype = torch.float32 if any(wide) else None  # all models round activations alike
@@ -92,6 +97,18 @@ def evaluate(
     dense = reference or _open(against)
     results = tuple(replace(result, predicted=_prediction(result, dense)) for result, _ in measured)
     return Evaluation(results, measure(dense, known=measured[0][1])[0])
+
+
+def _samples(
+    text: Text, tokenizer: Any, windows: int | Literal["all"] | None, length: int | None, bos: bool | None
+) -> Iterator[Sample]:
+    """The windows of a text, or of each that ``samples`` stands for."""
+    count = None if windows == "all" else windows
+    if isinstance(text, str) and text == SAMPLES:
+        most = SAMPLE_WINDOWS if windows is None else None
+        yield from (take_sample(tokenizer, name, count, length, bos, most) for name in SAMPLE_TEXTS)
+    else:
+        yield take_sample(tokenizer, text, count, length, bos)
 
 
 def _open(model: ModelOrName, dtype: torch.dtype | None = None) -> Loaded:

@@ -69,10 +69,18 @@ class Sample:
         check_vocabulary(self.cut, model)
 
 
-def take_sample(tokenizer: Any, text: Text, windows: int | None, length: int | None, bos: bool | None = None) -> Sample:
+def take_sample(
+    tokenizer: Any,
+    text: Text,
+    windows: int | None,
+    length: int | None,
+    bos: bool | None = None,
+    most: int | None = None,
+) -> Sample:
     """Cut a text into windows; arguments and TextErrors as for ``gac.perplexity``.
 
-    A string with white space that is no path and no name is one document.
+    Without a number of windows, at most ``most`` are taken. A string with white space that is no path and no name is
+    one document.
     """
     if not isinstance(text, str):
         text = Documents.of(text)
@@ -82,7 +90,7 @@ def take_sample(tokenizer: Any, text: Text, windows: int | None, length: int | N
     if length < 2:
         raise TextError(f"windows of {length} tokens", "at least 2: the first is not predicted", "Ask for more.")
     documents = text if isinstance(text, Documents) else None
-    return Sample(evaluation_windows(text, tokenizer, windows, length, bos), documents)
+    return Sample(evaluation_windows(text, tokenizer, windows, length, bos, most), documents)
 
 
 def dtype_of(model: PreTrainedModel) -> str:
@@ -221,7 +229,8 @@ def _sums(
 def _perplexity_of(loss: float, sample: Sample, model: PreTrainedModel) -> Perplexity:
     mean = loss / sample.tokens
     try:
-        return Perplexity(exp(mean), sample.tokens, sample.protocol, dtype_of(model), sample.cut.name)
+        cut, dtype = sample.cut, dtype_of(model)
+        return Perplexity(exp(mean), sample.tokens, sample.protocol, dtype, cut.name, cut.digest)
     except OverflowError as failure:
         raise _not_finite(f"a mean loss of {mean:.0f} nats a token", "a finite perplexity") from failure
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log
+from statistics import fmean
 
 from gac.core.display import Row, Shown, Table
 from gac.plan.plan import Plan
@@ -17,6 +18,7 @@ class Perplexity(Shown):
     protocol: str  # text, windows, length, first token, overlap, BOS
     dtype: str  # of the model's weights
     text: str = ""  # its name or path
+    digest: str = ""  # SHA-256 of the token ids
 
     def tables(self) -> Sequence[Table | str]:
         columns = [("perplexity", ">"), ("tokens predicted", ">"), ("dtype", "<")]
@@ -80,7 +82,7 @@ class Evaluated:
     divergence: Divergence | None = None
     scores: tuple[TaskScore, ...] = ()
     plan: Plan | None = None  # its compression plan
-    predicted: float | None = None  # the plan's ln(perplexity / dense), if compared with its dense model
+    predicted: float | None = None  # the plan's ln(perplexity / dense) on its text, if its dense model is known
     also: tuple[OnText, ...] = ()  # perplexity and divergence on further texts
 
     @property
@@ -106,8 +108,25 @@ class Evaluation:
             return None
         return log(model.texts[text].perplexity.value / self.against.texts[text].perplexity.value)
 
+    def mean_log_ratio(self, model: Evaluated) -> float | None:
+        """The mean of ``log_ratio`` over all texts, nats a token; None if it is missing."""
+        ratios = [self.log_ratio(model, text) for text in range(len(model.texts))]
+        known = [ratio for ratio in ratios if ratio is not None]
+        return fmean(known) if known else None
+
+    @property
+    def mean_ratios(self) -> tuple[float | None, ...]:
+        """Of each of ``models``, the geometric mean over all texts of perplexity / that of ``against``."""
+        means = map(self.mean_log_ratio, self.models)
+        return tuple(None if mean is None else exp(mean) for mean in means)
+
     def predicted_perplexity(self, model: Evaluated, text: int = 0) -> float | None:
-        """The perplexity that the plan predicts on a text: that of ``against`` times exp(predicted loss)."""
-        if self.against is None or not self.against.texts or model.predicted is None:
+        """The perplexity that the plan predicts on a text: that of ``against`` times exp(predicted loss).
+
+        None if either is missing, or the text is not the one that the plan was calibrated on.
+        """
+        if self.against is None or not self.against.texts or model.plan is None or model.predicted is None:
+            return None
+        if model.texts[text].perplexity.text != model.plan.measured.calibration.text:
             return None
         return self.against.texts[text].perplexity.value * exp(model.predicted)

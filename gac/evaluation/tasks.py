@@ -21,6 +21,7 @@ from gac.core.errors import ModelError, TaskError, did_you_mean, first_line
 from gac.core.progress import has_bars
 from gac.evaluation.perplexity import dtype_of
 from gac.evaluation.results import TaskScore
+from gac.evaluation.sample_tasks import SAMPLE_TASKS, task_names
 from gac.models.modules import frozen
 
 logger = logging.getLogger("gac")
@@ -86,32 +87,40 @@ class Suite:
 
 
 def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int | None = None) -> Suite:
-    """Find tasks, tags or groups of the harness (``hellaswag``), or files of tasks, and fetch their data.
+    """Find tasks, tags or groups of the harness (``hellaswag``), packaged tasks, or files of tasks, with their data.
 
     A TaskError says if the harness is not installed, or a task is unknown or malformed, or lacks its data.
     """
+    tasks = task_names(tasks)
     for package in ("lm_eval", "accelerate"):
         if importlib.util.find_spec(package) is None:
             problem = f"tasks need {package}, which is not installed"
             raise TaskError(problem, "the extra evaluation", "In GAC's checkout, run pip install '.[evaluation]'.")
     from lm_eval.tasks import TaskManager
 
-    named = [task for task in tasks if not task.endswith(_FILES)]
+    named = [task for task in tasks if not task.endswith(_FILES) and task not in SAMPLE_TASKS]
     manager = TaskManager(include_defaults=bool(named))  # reading thousands of its YAML files takes seconds
     for task in named:
         if task not in manager.task_index:
-            remedy = did_you_mean(task, manager.all_tasks, "Run lm-eval ls tasks for the list.")
+            remedy = did_you_mean(task, [*SAMPLE_TASKS, *manager.all_tasks], "Run lm-eval ls tasks for the list.")
             expected = "a task, tag or group of lm-eval, or the path of a YAML file"
             raise TaskError(f"task {task!r} is unknown", expected, remedy)
     requested: dict[str, Mapping[str, Any]] = {}
-    for task in dict.fromkeys(tasks):
+    for task in tasks:
         with _quiet(True), _task_errors(f"task {task} cannot be loaded"):
-            loaded = manager.load([read_task_file(Path(task)) if task.endswith(_FILES) else task])
+            loaded = manager.load([_entry(task)])
         for earlier, others in requested.items():
             for twice in loaded["tasks"].keys() & others["tasks"].keys():
                 raise TaskError(f"the task {twice} in {earlier} and {task}", "every task once", "Leave one out.")
         requested[task] = loaded
     return Suite(requested, num_fewshot, limit)
+
+
+def _entry(task: str) -> str | dict[str, Any]:
+    """The task as the harness's manager takes it: a name it knows, or a configuration."""
+    if task in SAMPLE_TASKS:
+        return SAMPLE_TASKS[task]()
+    return read_task_file(Path(task)) if task.endswith(_FILES) else task
 
 
 def read_task_file(path: Path) -> dict[str, Any]:
@@ -170,14 +179,21 @@ def _task_errors(problem: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet(progress: bool) -> Iterator[None]:
-    """Log the harness's warnings as GAC's, and show its progress bars, which have no switch, on a terminal only."""
+    """Log the harness's warnings as GAC's, and show its progress bars, which have no switch, on a terminal only.
+
+    What it prints goes there too: standard output is for GAC's answer.
+    """
     harness, records = logging.getLogger("lm_eval"), BufferingHandler(sys.maxsize)
     before = harness.level, harness.propagate
     harness.addHandler(records)
     harness.setLevel(logging.WARNING)
     harness.propagate = False
     try:
-        with contextlib.nullcontext() if progress and has_bars() else contextlib.redirect_stderr(io.StringIO()):
+        shown = progress and has_bars()
+        with (
+            contextlib.nullcontext() if shown else contextlib.redirect_stderr(io.StringIO()),
+            contextlib.redirect_stdout(sys.stderr),
+        ):
             yield
     finally:
         harness.removeHandler(records)

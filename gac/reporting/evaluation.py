@@ -21,7 +21,8 @@ _COLUMNS = ("parameters", "dtype", "perplexity", "ratio", "ln ratio", "KL", "top
 def perplexity_table(result: Evaluation) -> Table:
     """One row a model: perplexity, its ratio to the dense one, the plan's prediction, and the divergence from dense.
 
-    Where there are several texts, a row for each of them below the model's.
+    Where there are several texts, a row for each of them below the model's, and one for the geometric mean of the
+    ratios.
     """
     models = result.all_models
     rows = [row for model in models for row in _rows(result, model)]
@@ -33,6 +34,7 @@ def perplexity_table(result: Evaluation) -> Table:
             f"KL: of the model from {result.against.name}, mean nats a token; top-1: tokens where both agree on the "
             "likeliest"
         )
+    notes += _elsewhere(result)
     columns = [(column, ">" if column else "<") for column in shown]
     return Table(columns, [[row.get(column, "") for column in shown] for row in rows], notes="\n".join(notes))
 
@@ -51,11 +53,25 @@ def _rows(result: Evaluation, model: Evaluated) -> Iterator[dict[str, str]]:
         yield ({"": f"  on {Path(text.perplexity.text).name}"} if several else row) | figures
         if perplexity := result.predicted_perplexity(model, number):
             yield {"": "  predicted by its plan", **_change(perplexity, model.predicted)}
+    if several and result.against is not None and model is not result.against:
+        yield {"": "  geometric mean", **_ratio(result.mean_log_ratio(model))}
 
 
 def _change(perplexity: float, log_ratio: float | None) -> dict[str, str]:
-    ratio = {} if log_ratio is None else {"ratio": f"{exp(log_ratio):.4f}", "ln ratio": f"{log_ratio:.4f}"}
-    return {"perplexity": f"{perplexity:.3f}", **ratio}
+    return {"perplexity": f"{perplexity:.3f}", **_ratio(log_ratio)}
+
+
+def _ratio(log_ratio: float | None) -> dict[str, str]:
+    return {} if log_ratio is None else {"ratio": f"{exp(log_ratio):.4f}", "ln ratio": f"{log_ratio:.4f}"}
+
+
+def _elsewhere(result: Evaluation) -> Iterator[str]:
+    """A note for each prediction of a text that is not among those measured."""
+    for model in result.models:
+        shown = any(result.predicted_perplexity(model, text) for text in range(len(model.texts)))
+        if model.plan is not None and model.predicted is not None and not shown:
+            text = model.plan.measured.calibration
+            yield f"{model.name}: its plan predicts a ln ratio of {model.predicted:.4f} on {text}"
 
 
 def task_table(result: Evaluation) -> Table:

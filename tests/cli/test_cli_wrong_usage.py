@@ -51,6 +51,8 @@ TABLE = [
     ("eval m --limit 3", USAGE, "--limit goes with --tasks."),
     ("profile --collectives --model smollm2", USAGE, "--model goes without --collectives, in a second run"),
     ("eval m --no-kl", USAGE, "--kl goes with --against."),
+    ("eval m --windows none", USAGE, "'none' is not a valid number, or all."),
+    ("eval m --windows 0", USAGE, "0 is not in the range x>=1."),
     ("eval m --tasks piqa --windows 3", USAGE, "--windows goes with --text."),
     ("bench --shapes llama-3-8b --kv-cache 0.5", USAGE, "--kv-cache and --form go together."),
     ("bench --shapes llama-3-8b --form latent:1 --kv-cache 1 --scheme fp8", USAGE, "--kv-cache goes without --scheme."),

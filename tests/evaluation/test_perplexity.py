@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import gac
 from gac.core.errors import CheckpointError, GacError, ModelError, TextError
 from gac.evaluation import evaluate
 from gac.evaluation.perplexity import compare_models, divergence, perplexity, take_sample
+from gac.measurement import text as text_module
+from gac.measurement.samples import SAMPLE_TEXTS
+from gac.models.loading import load_tokenizer
 from tests.small_pipeline import Small
 
 
@@ -164,6 +168,40 @@ def test_several_texts_are_measured_alike(directory: Path, prose: str) -> None:
     without = gac.evaluate([directory, str(directory)], text=prose, also=[[other]], kl=False, **how)
     assert [text.perplexity for text in without.models[1].texts] == [text.perplexity for text in model.texts]
     assert (without.models[0].divergence, without.against) == (None, both.against)
+
+
+@pytest.fixture
+def three_texts(prose: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Short texts of 20, 60 and 100 windows of 32 tokens under the names of the packaged ones."""
+    lengths = dict(zip(SAMPLE_TEXTS, (20, 60, 100), strict=True))
+    texts = {name: (20 * prose)[: 31 * windows] for name, windows in lengths.items()}
+    sources = {name: text_module._Source(partial(str, text), partial(str, text)) for name, text in texts.items()}
+    monkeypatch.setattr(text_module, "_SOURCES", sources)
+    return texts
+
+
+def test_three_texts_are_measured_by_default(directory: Path, three_texts: dict[str, str]) -> None:
+    how: dict[str, Any] = {"length": 32, "kl": False}
+    by_default = gac.evaluate(directory, against=directory, **how)
+    measured = [text.perplexity for text in by_default.models[0].texts]
+    assert [(each.text, each.tokens // 31) for each in measured] == list(zip(SAMPLE_TEXTS, (20, 32, 32), strict=True))
+    assert by_default.mean_ratios == (1,)
+    assert len({each.digest for each in measured}) == 3
+    every = gac.evaluate(directory, windows="all", **how).models[0]
+    assert [each.perplexity.tokens // 31 for each in every.texts] == [20, 60, 100]
+    two = gac.evaluate(directory, windows=2, also="news-sample", **how).models[0]
+    assert [each.perplexity.tokens // 31 for each in two.texts] == [2, 2, 2, 2]
+    named = gac.evaluate(directory, text="news-sample", **how).models[0]
+    assert named.texts == every.texts[1:2]
+
+
+def test_the_mean_is_of_all_texts(directory: Path, three_texts: dict[str, str], tiny_config: LlamaConfig) -> None:
+    other = LlamaForCausalLM(tiny_config).eval()
+    tokenizer = load_tokenizer(str(directory))
+    result = gac.evaluate(other, against=directory, windows=2, length=32, kl=False, tokenizer=tokenizer)
+    ratios = [result.log_ratio(result.models[0], text) for text in range(3)]
+    assert result.mean_log_ratio(result.models[0]) == pytest.approx(sum(ratios) / 3)
+    assert result.mean_ratios == (pytest.approx(math.exp(sum(ratios) / 3)),)
 
 
 def test_a_text_that_is_too_short_is_refused_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

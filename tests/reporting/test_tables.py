@@ -1,5 +1,6 @@
 """Tables in a terminal of plans, evaluations, GPUs and results: what is in them, and that they fit."""
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -119,16 +120,17 @@ PROTOCOL = "wiki-sample, 32 windows x 1024 from token 204800, non-overlapping, n
 
 
 def evaluated(name: str, perplexity: float, parameters: int = 134_515_008, **more: Any) -> Evaluated:
-    return Evaluated(name, parameters, "float32", Perplexity(perplexity, 32736, PROTOCOL, "float32"), **more)
+    measured = Perplexity(perplexity, 32736, PROTOCOL, "float32", "wiki-sample")
+    return Evaluated(name, parameters, "float32", measured, **more)
 
 
 def score(metric: str, value: float, stderr: float | None = 0.05, items: int = 40, shots: int | None = 0) -> TaskScore:
     return TaskScore("piqa", metric, value, stderr, items, 40, shots, "1.0", "lm-eval 0.4.13", "float32")
 
 
-def test_predictions_and_divergences_stand_beside_the_measured_change() -> None:
+def test_predictions_and_divergences_stand_beside_the_measured_change(plan: Plan) -> None:
     divergence = Divergence(0.2345, 0.8125, 32736, PROTOCOL, "float32", "float32")
-    small = evaluated("[bold]er", 25.0, 113_281_344, divergence=divergence, predicted=0.25)
+    small = evaluated("[bold]er", 25.0, 113_281_344, divergence=divergence, plan=plan, predicted=0.25)
     heading, _, *lines = shown(perplexity_table(Evaluation((small,), against=evaluated("smollm2", 20.0))))
     assert [heading, *lines[:4]] == [
         "parameters dtype perplexity ratio ln ratio KL top-1",
@@ -139,29 +141,35 @@ def test_predictions_and_divergences_stand_beside_the_measured_change() -> None:
     ]
 
 
-def test_every_text_has_a_row() -> None:
-    first, second = (
-        Perplexity(value, 100, f"{name}, no BOS", "float32", name) for value, name in ((20, "a"), (30, "b"))
-    )
+def test_every_text_has_a_row_and_the_ratios_a_geometric_mean(plan: Plan) -> None:
+    texts = (20, plan.measured.calibration.text), (30, "b")
+    first, second = (Perplexity(value, 100, f"{name}, no BOS", "float32", name) for value, name in texts)
     dense = Evaluated("dense", 10, "float32", first, also=(OnText(second),))
     divergence = Divergence(0.5, 0.5, 100, "b, no BOS", "float32", "float32")
     more = OnText(replace(second, value=60.0), divergence)
-    small = Evaluated("small", 8, "float32", replace(first, value=25.0), divergence, predicted=0.25, also=(more,))
-    assert shown(perplexity_table(Evaluation((small,), dense)))[2:] == [
+    small = Evaluated("small", 8, "float32", replace(first, value=25.0), divergence, (), plan, 0.25, (more,))
+    both = Evaluation((small,), dense)
+    assert both.mean_ratios == (pytest.approx(math.sqrt(1.25 * 2)),)
+    assert Evaluation((small,)).mean_ratios == (None,)
+    assert shown(perplexity_table(both))[2:] == [
         "dense 10 float32",
-        "on a 20.000 1 0",
+        "on wiki-sample 20.000 1 0",
         "on b 30.000 1 0",
         "small 8 float32",
-        "on a 25.000 1.2500 0.2231 0.5000 50.0%",
+        "on wiki-sample 25.000 1.2500 0.2231 0.5000 50.0%",
         "predicted by its plan 25.681 1.2840 0.2500",
         "on b 60.000 2.0000 0.6931 0.5000 50.0%",
-        "predicted by its plan 38.521 1.2840 0.2500",
-        "a, no BOS",
+        "geometric mean 1.5811 0.4581",
+        "wiki-sample, no BOS",
         "100 tokens predicted",
         "b, no BOS",
         "100 tokens predicted",
         "KL: of the model from dense, mean nats a token; top-1: tokens where both agree on the likeliest",
     ]
+    elsewhere = Evaluated("small", 8, "float32", replace(second, value=60.0), plan=plan, predicted=0.25)
+    alone = shown(perplexity_table(Evaluation((elsewhere,), Evaluated("dense", 10, "float32", second))))
+    assert alone[2:4] == ["dense 10 float32 30.000 1 0", "small 8 float32 60.000 2.0000 0.6931"]
+    assert alone[-1].startswith("small: its plan predicts a ln ratio of 0.2500 on 64 x 1024 tokens of wiki-sample")
 
 
 def test_scores_of_two_models_in_one_table() -> None:
