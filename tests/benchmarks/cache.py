@@ -31,7 +31,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 import gac
-from tests.benchmarks.harness import OF_A_STUDY, Study, markdown, options
+from tests.benchmarks.harness import OF_ONE_TEXT, Study, markdown, options
 
 WAYS = ("latent", "latent:int8", "latent:int8+int4", "palu", "head_dim", "kivi")
 ROUNDED = {"latent:int8": ("latent:int8",), "latent:int8+int4": ("latent:int8", "latent:int4")}
@@ -45,11 +45,10 @@ COLUMNS = ("way", "share", "cache", "length", "dense", "ratio", "predicted", "me
 
 
 def main() -> None:
-    parser = options(__doc__, *OF_A_STUDY, "--refit")
+    parser = options(__doc__, *OF_ONE_TEXT, "--refit")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--caches", type=float, nargs="+", default=[0.7, 0.5, 0.35], help="shares of the dense cache")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096], help="tokens of evaluation windows")
-    parser.add_argument("--text", default="wiki-sample", help="what perplexity is measured on")
     parser.add_argument("--kivi", type=int, nargs="+", default=[8, 4], help="bits")
     asked = parser.parse_args()
     study = OfLengths(asked)
@@ -73,26 +72,17 @@ def planned(way: str, share: float) -> tuple[float, dict[str, Any]]:
 
 
 class OfLengths(Study):
-    """A study whose rows have the perplexity on windows of each length, by that."""
+    """A study whose rows have ln(ratio) on windows of each length, by that."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
-        super().__init__(asked, "lengths", "text", "refit")
+        super().__init__(asked, "lengths", "refit")
 
-    def _resumed(self) -> dict[str, Any]:
-        found = super()._resumed()
-        return found if "denses" in found else found | {"denses": self._last}
-
-    def _perplexity(self, model: Any) -> gac.Perplexity:
-        asked, tokenizer = self._asked, self.loaded.tokenizer
-        found = [
-            gac.perplexity(model, tokenizer, asked.text, windows=asked.windows, length=length)
+    def _perplexities(self, model: Any) -> dict[str, gac.Perplexity]:
+        asked, [text] = self._asked, self.texts
+        return {
+            str(length): gac.perplexity(model, self.loaded.tokenizer, text, windows=asked.windows, length=length)
             for length in asked.lengths
-        ]
-        self._last = {str(length): one.value for length, one in zip(asked.lengths, found, strict=True)}
-        return found[0]
-
-    def measured(self, plan: gac.Plan) -> dict[str, Any]:
-        return super().measured(plan) | {"perplexities": self._last}
+        }
 
     def round(self, bits: int) -> None:
         """The row of the dense model with a rounded cache, unless there is one."""
@@ -100,24 +90,21 @@ class OfLengths(Study):
         case = {"way": "kivi", "bits": bits, "share": share, "cache": share}
         if not any(case.items() <= row.items() for row in self.rows):
             with rounded_cache(self.loaded.model, bits):
-                found = self._perplexity(self.loaded.model).value
-            ratio = found / self.record["dense"]
-            self.keep(case | {"ratio": ratio, "measured": math.log(ratio), "perplexities": self._last})
+                self.keep(case | self.quality(self.loaded.model))
 
 
 def table(record: dict[str, Any]) -> Iterator[Sequence[str]]:
     """A line for each row and length, or one that says that there is no such plan."""
-    exact = {row["share"]: row["perplexities"] for row in record["rows"] if row["way"] == "latent" and "ratio" in row}
+    exact = {row["share"]: row["losses"] for row in record["rows"] if row["way"] == "latent" and "ratio" in row}
     for row in sorted(record["rows"], key=lambda row: (WAYS.index(row["way"]), -row["share"])):
         head = [row["way"], f"{row['share']:.4g}", f"{row.get('cache', 0):.4f}"]
-        for length, found in row.get("perplexities", {}).items():
-            dense = record["denses"][length]
-            measured, predicted = math.log(found / dense), row.get("predicted")
+        for length, measured in row.get("losses", {}).items():
+            predicted = row.get("predicted")
             told = ["", ""] if predicted is None else [f"{predicted:.4f}", f"{predicted / measured:.2f}"]
             beside = exact.get(row["share"]) if row["way"] in ROUNDED else None
-            over = "" if beside is None else f"{found / beside[length]:.4f}"
-            figures = [length, f"{dense:.3f}", f"{found / dense:.4f}", told[0], f"{measured:.4f}", told[1], over]
-            yield [*head, *figures]
+            over = "" if beside is None else f"{math.exp(measured - beside[length]):.4f}"
+            ratios = [f"{record['denses'][length]:.3f}", f"{math.exp(measured):.4f}"]
+            yield [*head, length, *ratios, told[0], f"{measured:.4f}", told[1], over]
         if "refused" in row:
             yield [*head[:2], "out of reach", *[""] * (len(COLUMNS) - 3)]
 

@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-import importlib.util
 import json
 import math
 import os
@@ -12,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from gac.core.io import atomic_path
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Moments
 from gac.measurement.calibration import CalibrationRun, stream_moments
+from gac.measurement.samples import NEWS, SAMPLE_TEXTS, packaged_file
 from gac.models.families import family_of
 from gac.models.loading import Loaded, load_model
 from gac.models.sites import Weight
@@ -38,6 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--profile": {"default": "nvidia-h100-80gb-hbm3"},
     "--budgets": {"type": float, "nargs": "*", "default": [0.9, 0.8, 0.7, 0.6]},
     "--refit": {"choices": ("residual", "update", "none"), "help": "of GAC's plans"},
+    "--texts": {"nargs": "+", "default": list(SAMPLE_TEXTS), "help": "evaluated; ratio and fit are of the first"},
     "--windows": {"type": int, "help": "evaluation windows; all where not given"},
     "--output": {"type": Path, "required": True},
     "--seconds": {"type": float, "default": 150, "help": "the same command goes on after so many"},
@@ -47,7 +49,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 LAYERS = (4, 14, 26)
 """Of SmolLM2's, where single weights are looked at."""
-OF_A_STUDY = ("--model", "--calibration", "--profile", "--windows", "--output")
+OF_ONE_TEXT = ("--model", "--calibration", "--profile", "--windows", "--output")
+OF_A_STUDY = (*OF_ONE_TEXT, "--texts")
 
 
 def options(description: str | None, *shared: str) -> argparse.ArgumentParser:
@@ -125,10 +128,8 @@ def problem_of(loaded: Loaded, **options: Any) -> Problem:
 
 
 def news() -> Path:
-    """English prose that no calibration sees: the news in the package gensim."""
-    gensim = importlib.util.find_spec("gensim")
-    assert gensim is not None, "gensim is not installed"
-    return Path(next(iter(gensim.submodule_search_locations or ())), "test/test_data/lee_background.cor")
+    """All of the text of ``news-sample``."""
+    return packaged_file(NEWS, "news")
 
 
 BASIS = {"rotate": False}
@@ -142,28 +143,37 @@ class Study:
     """Plans of one model, each compressed and measured; written after each, and the same command goes on there.
 
     Args:
-        asked: the options of ``OF_A_STUDY``, and ``text`` and ``length`` of the evaluation where there are such.
+        asked: the options of ``OF_A_STUDY``, or of ``OF_ONE_TEXT`` for the first of these texts alone; and ``length``
+            of the evaluation where there is such.
         settings: further options that decide the figures. A file that was measured with others is refused.
         speed: whether plans give loss for speed, as by default.
     """
 
     def __init__(self, asked: argparse.Namespace, *settings: str, speed: bool = False) -> None:
         self._asked, self._options = asked, {} if speed else LEAST_LOSS
+        self.texts: Sequence[str] = getattr(asked, "texts", SAMPLE_TEXTS[:1])
         self.loaded = read(asked.model)
         self._profile = gac.Profile.load(asked.profile)
         named = {name: getattr(asked, name) for name in ("model", "calibration", "windows", *settings)}
-        named |= {"model": plain_name(asked.model), "profile": Path(asked.profile).name}
+        named |= {
+            "texts": list(map(plain_name, self.texts)),
+            "model": plain_name(asked.model),
+            "profile": Path(asked.profile).name,
+        }
         named |= {name: machine()[name] for name in ("device", "versions")} | {"dtype": str(self.loaded.model.dtype)}
         self.settings: dict[str, Any] = json.loads(json.dumps(named))
         self.record = self._resumed()
         self.rows: list[dict[str, Any]] = self.record["rows"]
-        print(f"dense perplexity {self.record['dense']:.4f}: {self.record['protocol']}")
+        for protocol, dense in zip(self.record["protocols"], self.record["denses"].values(), strict=True):
+            print(f"dense perplexity {dense:.4f}: {protocol}")
 
     def _resumed(self) -> dict[str, Any]:
-        """What was measured before, or a new record with the dense perplexity."""
+        """What was measured before, or a new record with the dense perplexities; ``dense`` is the first of them."""
         if not self._asked.output.exists():
-            dense = self._perplexity(self.loaded.model)
-            return {"settings": self.settings, "protocol": dense.protocol, "dense": dense.value, "rows": []}
+            found = self._perplexities(self.loaded.model)
+            first, denses = next(iter(found.values())), {name: one.value for name, one in found.items()}
+            protocols = {"protocol": first.protocol, "protocols": [one.protocol for one in found.values()]}
+            return {"settings": self.settings, **protocols, "dense": first.value, "denses": denses, "rows": []}
         found: dict[str, Any] = json.loads(self._asked.output.read_text())
         if found.get("settings") != self.settings:
             raise SystemExit(f"{self._asked.output} was measured with {found.get('settings')}, not {self.settings}")
@@ -191,8 +201,7 @@ class Study:
         return self.keep(row | {"seconds": time.monotonic() - begun})
 
     def measured(self, plan: Plan) -> dict[str, Any]:
-        """What the model of a plan is, and its perplexity; ``measured`` and ``predicted`` are ln(ratio)."""
-        found = self.perplexity_of(plan)
+        """What the model of a plan is, its predicted ln(ratio), and its quality."""
         return {
             "refit": plan.recipe.refit,
             "kept": plan.budget.kept,
@@ -208,19 +217,29 @@ class Study:
                 one.workload: one.plan_ns / one.dense_ns for one in plan.workloads if one.plan_ns and one.dense_ns
             },
             "predicted": plan.prediction.loss,
-            "perplexity": found,
-            "ratio": found / self.record["dense"],
-            "measured": math.log(found / self.record["dense"]),
-        }
+        } | self.quality_of(plan)
 
-    def perplexity_of(self, plan: Plan) -> float:
+    def quality_of(self, plan: Plan) -> dict[str, Any]:
         """Of the model that is compressed by it."""
-        compressed = gac.compress(copy.deepcopy(self.loaded.model), plan, tokenizer=self.loaded.tokenizer)
-        return self._perplexity(compressed).value
+        return self.quality(gac.compress(copy.deepcopy(self.loaded.model), plan, tokenizer=self.loaded.tokenizer))
 
-    def _perplexity(self, model: Any) -> gac.Perplexity:
-        evaluated = {name: getattr(self._asked, name) for name in ("text", "length") if name in self._asked}
-        return gac.perplexity(model, self.loaded.tokenizer, windows=self._asked.windows, **evaluated)
+    def quality(self, model: Any) -> dict[str, Any]:
+        """Perplexity over the dense model's.
+
+        ``perplexity``, ``ratio`` and ``measured``, ln(ratio), are of the first text; ``losses`` has ln(ratio) on each,
+        and ``mean_ratio`` is the geometric mean of the ratios.
+        """
+        values = {name: one.value for name, one in self._perplexities(model).items()}
+        losses = {name: math.log(value / self.record["denses"][name]) for name, value in values.items()}
+        perplexity, measured = (next(iter(each.values())) for each in (values, losses))
+        of_first = {"perplexity": perplexity, "ratio": math.exp(measured), "measured": measured}
+        return of_first | {"losses": losses, "mean_ratio": math.exp(fmean(losses.values()))}
+
+    def _perplexities(self, model: Any) -> dict[str, gac.Perplexity]:
+        """On each text, by its name."""
+        asked = self._asked
+        how = {"windows": asked.windows} | ({"length": asked.length} if "length" in asked else {})
+        return {text: gac.perplexity(model, self.loaded.tokenizer, text, **how) for text in self.texts}
 
     def keep(self, row: dict[str, Any], **summary: Any) -> dict[str, Any]:
         """Write one more row, and what is now to be said of all of them."""

@@ -41,7 +41,7 @@ from gac.measurement.own_text import sampled_windows
 from gac.measurement.session import planned_digest
 from gac.models.families import family_of
 from gac.plan.plan import Plan
-from tests.benchmarks.harness import BASIS, LEAST_LOSS, OF_A_STUDY, Study, news, options, write
+from tests.benchmarks.harness import BASIS, LEAST_LOSS, OF_ONE_TEXT, Study, news, options, write
 
 WAYS = ("refitted", "healed", "lora")
 SETTINGS = ("asked_rate", "blocks", "labels")
@@ -53,7 +53,7 @@ SCHEMES = ["w4a16:64", "w3a16:64", "w2a16:64"]
 
 
 def main() -> None:
-    parser = options(__doc__, *OF_A_STUDY, "--budgets")
+    parser = options(__doc__, *OF_ONE_TEXT, "--budgets")
     parser.add_argument("--bits", type=float, nargs="*", default=[], help="of a weight, instead of budgets")
     parser.add_argument("--schemes", nargs="*", default=SCHEMES, help="that there are for so many bits")
     parser.add_argument("--minutes", type=float, default=5.0)
@@ -147,7 +147,7 @@ class Healings(Study):
 
     def _row(self, model: Any) -> dict[str, Any]:
         """Perplexity as a multiple of the dense model's, and its logarithm on every text."""
-        own = {"": self._perplexity(model).value / self.record["dense"]}
+        own = {"": self.quality(model)["ratio"]}
         own |= {text: self._on(model, text) / dense for text, dense in self._dense_also.items()}
         named = {f"excess {Path(text).name}".strip(): math.log(ratio) for text, ratio in own.items()}
         return {"ratio": own[""], **named}

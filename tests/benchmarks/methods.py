@@ -6,7 +6,7 @@ Rows are saved as they come, with a markdown table beside the JSON; the same com
 the GPU where there is one. The statistics of a method are taken once for all of its rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Any
 
@@ -19,7 +19,7 @@ PEERS = (("svd-llm", "uniform"), ("asvd", "sensitivity"), ("svd-llm", "zero-sum"
 STEPS = (8, 16, 32, 64)
 COLUMNS = (
     *("method", "rule", "refit", "forms", "budget", "align"),
-    *("kept", "used", "over", "cache", "misaligned", "predicted", "ratio"),
+    *("kept", "used", "over", "cache", "misaligned", "predicted", "ratio", "mean_ratio"),
 )
 
 
@@ -54,28 +54,33 @@ def rounded(method: str, rule: str, forms: tuple[str, ...], budget: float) -> It
 
 def main() -> None:
     parser = options(__doc__, *OF_A_STUDY, "--budgets")
-    parser.add_argument("--text", default="wiki-sample", help="what perplexity is measured on")
     parser.add_argument("--length", type=int, default=1024, help="tokens of an evaluation window")
     parser.add_argument("--cache-budgets", type=float, nargs="*", default=[0.7, 0.5], help="of the KV cache, for palu")
     parser.add_argument("--only", default="", help="rows whose method, rule and refit begin with this")
     asked = parser.parse_args()
-    study = Study(asked, "text", "length")
+    study = Study(asked, "length")
     for one in cases(asked.budgets, asked.cache_budgets):
         if "{method} {rule} {refit}".format(**one).startswith(asked.only) and study.add({}, **one):
             order = sorted(study.rows, key=lambda row: (row["method"] == "palu", -row["budget"], row.get("ratio", inf)))
-            head = (
-                f"Dense perplexity {study.record['dense']:.3f}: {study.record['protocol']}; {study.settings['device']}."
-            )
+            protocols = zip(study.record["denses"].values(), study.record["protocols"], strict=True)
+            dense = "; ".join(f"{value:.3f}: {protocol}" for value, protocol in protocols)
+            head = f"Dense perplexity {dense}; {study.settings['device']}."
             with atomic_path(asked.output.with_suffix(".md")) as temporary:
-                temporary.write_text(f"{head}\n\n{markdown(COLUMNS, map(cells, order))}")
+                columns = (*COLUMNS, *(f"ln {text}" for text in study.texts))
+                temporary.write_text(f"{head}\n\n{markdown(columns, (cells(row, study.texts) for row in order))}")
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """A row of the table; ``cache`` is the kept fraction of the KV cache, and what is predicted is ln(ratio)."""
+def cells(row: dict[str, Any], texts: Sequence[str]) -> list[str]:
+    """A row of the table; ``cache`` is the kept fraction of the KV cache, and what is predicted is ln(ratio).
+
+    The last columns are ln(ratio) on each text.
+    """
     shown = {name: f"{value:.4f}" if isinstance(value, float) else str(value) for name, value in row.items()}
-    ratio = f"{row['ratio']:.4g}" if "ratio" in row else "out of reach"
-    shown |= {"forms": ", ".join(row["forms"]), "ratio": ratio, "budget": f"{row['budget']:g}"}
-    return [shown.get(name, "") for name in COLUMNS]
+    shown |= {name: f"{row[name]:.4g}" if name in row else "out of reach" for name in ("ratio", "mean_ratio")}
+    shown |= {"forms": ", ".join(row["forms"]), "budget": f"{row['budget']:g}"}
+    losses = row.get("losses", {})
+    on_texts = [f"{losses[text]:.4f}" if text in losses else "" for text in texts]
+    return [*(shown.get(name, "") for name in COLUMNS), *on_texts]
 
 
 if __name__ == "__main__":

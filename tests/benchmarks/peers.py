@@ -124,9 +124,9 @@ class Peers(Study):
         """A row."""
         kept = 1 - sum(block.params * len(of_block) / block.groups for block, of_block in gone.items()) / dense.params
         with without(dense.model, gone):
-            found = self._perplexity(dense.model).value
+            found = self.quality(dense.model)
         whole = sum(len(of_block) == block.groups for block, of_block in gone.items())
-        self.keep(labels | {"kept": kept, "ratio": found / self.record["dense"], "blocks gone": whole})
+        self.keep(labels | {"kept": kept, "blocks gone": whole} | found)
 
 
 @contextmanager

@@ -170,15 +170,12 @@ class Rounded(Study):
         weights = [linear_at(model, name).weight for name in task.names]
         params = sum(weight.numel() for weight in weights)
         size = sum(peer.size(weight, task.bits, task.group) for weight in weights)
-        found = self._perplexity(model).value
         return {
             "bits": size / params,
             "memory": size / (16 * params),
             "bytes": -(-size // 8),
             "levels": max(fullest(weight, task.group) for weight in weights),
-            "perplexity": found,
-            "ratio": found / self.record["dense"],
-        }
+        } | self.quality(model)
 
 
 def fullest(weight: Tensor, group: int) -> int:

@@ -2,7 +2,8 @@
 
     python tests/benchmarks/quality.py --output tests/benchmarks/results/quality.json
 
-Runs on the GPU where there is one. ``--windows`` shortens the evaluation; ratios are always of the same windows.
+Every row has ln(ppl / dense) on three texts and their geometric mean; the fit is of the first text. Runs on the GPU
+where there is one. ``--windows`` shortens the evaluation; ratios are always of the same windows.
 """
 
 from tests.benchmarks.harness import OF_A_STUDY, OPTIONS, Study, options

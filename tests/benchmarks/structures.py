@@ -43,12 +43,12 @@ class Structures(Study):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._known: dict[Any, float] = {}
+        self._known: dict[Any, dict[str, Any]] = {}
 
-    def perplexity_of(self, plan: Plan) -> float:
+    def quality_of(self, plan: Plan) -> dict[str, Any]:
         choices = plan.weights, plan.recipe.refit
         if choices not in self._known:
-            self._known[choices] = super().perplexity_of(plan)
+            self._known[choices] = super().quality_of(plan)
         return self._known[choices]
 
     def measured(self, plan: Plan) -> dict[str, Any]:
