@@ -26,7 +26,7 @@ def stored_readers(model: nn.Module) -> dict[nn.Module, nn.Module]:
 def _pairs(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
     for module in model.modules():
         if type(module).forward in _READ_ONCE:
+            parts = dict(module.named_modules())  # without those of a block that is left out
             for norm, name in _READERS.items():
-                layer = module.get_submodule(name)
-                if isinstance(getattr(layer, "quant_method", None), StoredLinearMethod):
-                    yield module.get_submodule(norm), layer
+                if isinstance(getattr(parts.get(name), "quant_method", None), StoredLinearMethod):
+                    yield parts[norm], parts[name]
