@@ -78,6 +78,8 @@ def main() -> None:
     Apply one (compress), train the model after that (heal), check its files (verify) and its quality (eval), time it
     (bench), and convert it for tools without GAC (export). Align models that others have compressed (repair).
     """
+    # Threads of PyTorch that wait for one another sleep. Otherwise they take the cores that other programs share.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 

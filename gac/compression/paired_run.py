@@ -1,18 +1,20 @@
 """A dense model and what is compressed of it so far, run layer by layer on the same windows."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gac.core.errors import ModelError
-from gac.measurement.sums import first_half
+from gac.measurement.sums import parts_of
 from gac.models.families import family_of
-from gac.models.layer_stack import LayerStack, StopLayerError, entering, room, stop_at
-from gac.models.modules import listening, run_on, swapped
+from gac.models.layer_stack import LayerStack, StopLayerError, calling, entering, room, stop_at
+from gac.models.modules import input_device, listening, run_on, swapped
 from gac.models.sites import Weight
 
 RIDGE = 1e-2
@@ -20,12 +22,10 @@ RIDGE = 1e-2
 _TINY = torch.finfo(torch.float32).tiny
 PLAIN = 0.02
 """The largest relative part of a layer's output that its weights may leave unexplained."""
-SETS = 10
+SETS = 12
 """Sets of hidden states that are held at most, with what lies between them."""
 TRACED = 2
 """Windows that run through all layers, to learn their arguments and that these are alike."""
-TOKENS = 8192
-"""Tokens that run at once, in whole windows: enough to keep a GPU busy with a small model."""
 Heard = dict[str, list[Tensor]]
 
 
@@ -124,9 +124,10 @@ class PairedRun:
         self._dense: list[Tensor] = []
         self._ours: list[Tensor] = []
         self._on_host = False
-        at_once = min(max(1, TOKENS // windows.shape[1]), first_half(len(windows)))
-        pieces = [range(min(max(cut, 0), len(windows))), range(max(cut, 0), len(windows))]
-        self.parts = [slice(start, min(start + at_once, piece.stop)) for piece in pieces for start in piece[::at_once]]
+        self._stages: Sequence[Sequence[Weight]] = ()
+        self._wrote: dict[str, dict[int, Tensor]] = {}  # by weight and part, in the compressed layer
+        self._made: dict[str, dict[int, Any]] = {}  # outputs of its blocks, likewise, once their weights are fitted
+        self.parts = parts_of(len(windows), windows.shape[1], cut, input_device(model))
 
     def start(self, lowest: int) -> None:
         """Run the models as far as the passes need them, which begin with layer ``lowest``: 0 with other ends."""
@@ -153,6 +154,7 @@ class PairedRun:
 
         ``stages`` are its weights in the order in which they run, those that read the same input together.
         """
+        self._stages, self._wrote, self._made = stages, {}, {}
         read: Heard = {stage[0].name: [] for stage in stages if not stage[0].to_residual}
         written: Heard = {weight.name: [] for stage in stages for weight in stage if weight.to_residual}
         entered, outputs = self._dense, []
@@ -175,15 +177,13 @@ class PairedRun:
         ``(tokens, hidden)``. The layer has to run its weights in this order.
         """
         name = stage[0].name
-        before = list(seen.written)[: list(seen.written).index(name)] if stage[0].to_residual else []
+        before = [weight.name for weight in chain(*self._stages[: self._stages.index(stage)]) if weight.to_residual]
         for index, hidden in enumerate(self._ours):
             heard: list[Tensor] = []
-            wrote: Heard = {other: [] for other in before}
-            hooks = {other: self._output_to(outputs) for other, outputs in wrote.items()}
             stopping = self._model.get_submodule(name).register_forward_pre_hook(partial(stop_at, heard))
-            with stopping, listening(self._model, hooks), suppress(StopLayerError):
+            with stopping, self._made_once(layer, index, before), suppress(StopLayerError):
                 self._run(layer, hidden)
-            if not all((heard, *wrote.values())):
+            if not heard or (stage[0].to_residual and any(index not in self._wrote[other] for other in before)):
                 raise ModelError(
                     f"a model that runs {name} before {', '.join(before) or 'anything is seen of it'}",
                     "a layer whose weights run in the order of its sites",
@@ -195,14 +195,35 @@ class PairedRun:
                 continue
             lost = (seen.entered[index].float() - hidden.float()).to(x.device)
             for other in before:
-                both = (outputs.to(x.device) for outputs in (seen.written[other][index], wrote[other][0]))
+                both = (outputs.to(x.device) for outputs in (seen.written[other][index], self._wrote[other][index]))
                 theirs, ours = (self._ways[other].added(outputs).float() for outputs in both)
                 lost += (theirs - ours).view_as(lost)
             yield x, _flat(lost)
 
     def compressed_pass(self, layer: int) -> None:
         for index, hidden in enumerate(self._ours):
-            self._ours[index] = self._run(layer, hidden)
+            with self._made_once(layer, index, [name for name, made in self._made.items() if index in made]):
+                self._ours[index] = self._run(layer, hidden)
+        self._wrote, self._made = {}, {}
+
+    @contextmanager
+    def _made_once(self, layer: int, part: int, fitted: Sequence[str]) -> Iterator[None]:
+        """Record what blocks make of a part of the windows, and give it back when the layer is run on that part again.
+
+        ``fitted`` are weights that are not fitted any more and end their blocks, such as o_proj.
+        """
+        with ExitStack() as stack:
+            for name in fitted:
+                block, wrote = name.rpartition(".")[0], self._wrote.setdefault(name, {})
+                module, made = self._model.get_submodule(block), self._made.setdefault(name, {})
+                if part in made:
+                    stack.enter_context(calling(module, lambda *_, output=made[part], **_named: output))
+                    continue
+                hooks = {name: lambda _module, _inputs, output, wrote=wrote: wrote.update({part: self._kept(output)})}
+                if module is not self._layers[layer] and not self._on_host:
+                    hooks[block] = lambda _module, _inputs, output, made=made: made.update({part: output})
+                stack.enter_context(listening(self._model, hooks))
+            yield
 
     def logits(self, windows: Iterable[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Those of the dense and of the compressed model, both taken through all layers, ``(tokens, vocabulary)``."""

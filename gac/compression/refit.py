@@ -138,7 +138,7 @@ def refit(
     lowest = 0 if ends else min(changed)
     model = run.model
     ways = ways_of(model, [weight for of_layer in layers.values() for weight in of_layer])
-    cut = first_half(len(run.windows)) - run.rows.start if run.ranks.count > 1 else 0
+    cut = first_half(len(run.windows)) - run.rows.start
     both = PairedRun(model, decoder_layers(model, layers), run.windows[run.rows], ways, ends, cut)
     choices = {choice.name: choice for choice in weights}
     fitted = dict(modules)

@@ -1,13 +1,18 @@
 """Matrix factors, packing of statistics and orthogonal matrices; float64, without failures for low rank."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
 
 import scipy.linalg
 import torch
 from torch import Tensor
 
 from gac.core.errors import ModelError
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def damped(moment: Tensor, mean: float, diagonal: float = 0.0) -> Tensor:
@@ -49,10 +54,14 @@ def orthogonal(size: int, generator: torch.Generator, device: torch.device | str
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues in descending order, none negative, and their eigenvectors as columns."""
     _check_statistic(matrix)
+    # LAPACK's divide and conquer, which torch calls, has failed to converge with several threads, and has returned
+    # vectors that are not finite of matrices of low rank. QR does not.
     try:
         values, vectors = torch.linalg.eigh(matrix)
+        failed = not vectors.isfinite().all()
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        # LAPACK's divide and conquer, which torch calls, has failed to converge with several threads. QR does not.
+        failed = True
+    if failed:
         solved = scipy.linalg.eigh(matrix.cpu().numpy(), driver="ev")
         values, vectors = (torch.from_numpy(part).to(matrix.device) for part in solved)
     return values.flip(0).clamp_min(0), vectors.flip(1)
@@ -152,11 +161,30 @@ def tf32_products(allowed: bool) -> Iterator[None]:
 
 
 @contextmanager
-def single_thread() -> Iterator[None]:
-    """Run CPU work on a single thread: for many small operations, a second one costs more than it saves."""
+def cpu_threads(count: int) -> Iterator[None]:
+    """Run each operation of CPU work on so many threads."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def single_thread() -> AbstractContextManager[None]:
+    """Run CPU work on a single thread: for many small operations, a second one costs more than it saves."""
+    return cpu_threads(1)
+
+
+def at_once(work: Callable[[T], R], items: Sequence[T], tensors: Iterable[Tensor]) -> list[R]:
+    """Return what a function makes of each item; called in several threads, where its ``tensors`` are all on a CPU.
+
+    The threads share the cores: a decomposition gains little from a second one, two of them gain all of it.
+    """
+    threads = torch.get_num_threads()
+    workers = min(threads, len(items)) if all(tensor.device.type == "cpu" for tensor in tensors) else 1
+    if workers < 2:
+        return [work(item) for item in items]
+    each = threads // workers
+    with cpu_threads(each), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(each,)) as pool:
+        return list(pool.map(work, items))

@@ -57,7 +57,8 @@ class LossMeasure:
     """Measurement of a form's loss: in the metric of the method by default.
 
     Attributes:
-        in_every_calibration: any later plan can use the form; others are measured where they are asked for.
+        in_every_calibration: any later plan can use the form; others are measured where they are asked for. Such forms
+            are measured at once, so that none finds what another has measured of the layer.
         needs_forward_runs: the model is run with each dim, see ``Statistics.runs``.
         uses_attention_curvature: the metric is that of the attention over the KV cache, see ``Statistics.attended``.
         anchors: nats a token that all weights in the form would lose by the metric, at the dims where the model is run

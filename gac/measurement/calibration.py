@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.errors import ModelError
-from gac.core.linalg import check_measured
+from gac.core.linalg import at_once, check_measured
 from gac.core.progress import progress_bar, rough_duration
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Halves, Moments
@@ -46,9 +46,9 @@ from gac.measurement.store import (
     temporary_store,
     write_tensors,
 )
-from gac.measurement.sums import TINY, MomentSums, first_half
+from gac.measurement.sums import TINY, MomentSums, first_half, noise_name, parts_of
 from gac.models.loading import read_parameter
-from gac.models.modules import listening
+from gac.models.modules import input_device, listening
 from gac.models.sites import Site, Weight
 from gac.runtime.storage.eight_bits import READERS
 
@@ -80,16 +80,22 @@ class LayerMoments:
         return self.tensors[f"tokens/{weight.name}"]
 
     def of(self, weight: Weight, pooled: Callable[[Halves], Tensor] = Halves.mean) -> Moments:
-        """The moments of a weight; ``pooled`` makes one second moment of those of two halves of the windows."""
-        counted = self.tokens(weight)
-        half = first_half(len(counted))
-        part = counted[:half].sum(dtype=torch.float64) / counted.sum(dtype=torch.float64).clamp_min(TINY)
-        inputs, gradients = (
-            pooled(self._halves(what, weight, share))
-            for what, share in (("inputs", float(part)), ("gradients", half / len(counted)))
-        )
-        noise = {name: self.tensors[f"{name}-noise/{weight.name}"] for name in READERS}
-        return Moments(inputs, gradients, self.tensors[f"scale/{weight.name}"], noise)
+        """The moments of a weight, as ``of_all`` has them."""
+        return self.of_all([weight], pooled)[weight]
+
+    def of_all(self, weights: Sequence[Weight], pooled: Callable[[Halves], Tensor]) -> dict[Weight, Moments]:
+        """The moments of weights; ``pooled`` makes one second moment of those of two halves of the windows.
+
+        On a CPU it is called for several at once.
+        """
+        sides = {weight: self._sides(weight) for weight in weights}
+        largest_first = sorted(chain(*sides.values()), key=lambda halves: -len(halves.first))
+        pooled_sides = at_once(pooled, largest_first, [halves.first for halves in largest_first])
+        made = dict(zip(largest_first, pooled_sides, strict=True))
+        return {
+            weight: Moments(made[read], made[wrote], self.tensors[f"scale/{weight.name}"], self._noise(weight))
+            for weight, (read, wrote) in sides.items()
+        }
 
     def attended(self, weight: Weight, pooled: Callable[[Halves], Tensor] = Halves.mean) -> Moments:
         """The moments of k_proj or v_proj as attention reads what is cached, where the run was asked for them."""
@@ -100,6 +106,16 @@ class LayerMoments:
             pooled(self._halves(f"attended-{what}", weight, share)) for what in ("inputs", "gradients")
         )
         return replace(self.of(weight), inputs=inputs, gradients=gradients)
+
+    def _sides(self, weight: Weight) -> tuple[Halves, Halves]:
+        counted = self.tokens(weight)
+        half = first_half(len(counted))
+        part = counted[:half].sum(dtype=torch.float64) / counted.sum(dtype=torch.float64).clamp_min(TINY)
+        return self._halves("inputs", weight, float(part)), self._halves("gradients", weight, half / len(counted))
+
+    def _noise(self, weight: Weight) -> dict[str, Tensor]:
+        names = {reader: noise_name(reader, weight.name) for reader in READERS}
+        return {reader: self.tensors[name] for reader, name in names.items() if name in self.tensors}
 
     def _halves(self, what: str, weight: Weight, share: float) -> Halves:
         first, second = (self.tensors.get(f"{what}/{half}/{weight.name}") for half in range(2))
@@ -118,6 +134,7 @@ class CalibrationRun:
         source: streams the moments of some sites' layers for a run as ``stream_moments`` does; None takes that.
         ranks: the processes that measure together, each with the whole model and text. They share the store.
         attended: whether keys and values are measured as attention reads them too, see ``LayerMoments.attended``.
+        readers: the quantisers of inputs whose noise is measured.
     """
 
     model: nn.Module
@@ -128,6 +145,7 @@ class CalibrationRun:
     source: "Source | None" = None
     ranks: Ranks = ALONE
     attended: bool = False
+    readers: tuple[str, ...] = ()
 
     @property
     def rows(self) -> slice:
@@ -142,6 +160,14 @@ class CalibrationRun:
 
     def moments_path(self, layer: int) -> Path:
         return self.store.path(ATTENDED if self.attended else "layer", layer)
+
+    def has_moments(self, layer: int, weights: Sequence[Weight]) -> bool:
+        """True if the moments of a layer are kept on disk, with the noise of all ``readers``."""
+        path = self.moments_path(layer)
+        if not path.exists():
+            return False
+        needed = {noise_name(reader, weight.name) for reader in self.readers for weight in weights}
+        return not needed or needed <= set(TensorFile(path, CPU))
 
     def stored(self, name: str, measure: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Read tensors of all layers from the store; rank 0 measures and writes them where they are missing."""
@@ -189,7 +215,7 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
         StatisticsError: what is kept cannot be written or read.
     """
     weights, on_disk, ranks = group_by_layer(sites), kept_on_disk(sites, run.attended), run.ranks
-    stored = ranks.once(lambda: {layer for layer in weights if on_disk and run.moments_path(layer).exists()})
+    stored = ranks.once(lambda: {layer for layer, of in weights.items() if on_disk and run.has_moments(layer, of)})
     missing = {layer: of for layer, of in weights.items() if layer not in stored}
     descending = sorted(weights, reverse=True)  # each process works on one layer of a turn
     turns = [descending[start : start + ranks.count] for start in range(0, len(descending), ranks.count)]
@@ -224,7 +250,10 @@ def _measure(
     count = len(windows[rows])
     owners = {layer: owner for turn in turns for owner, layer in enumerate(turn)}
     ends = {min(measured) for turn in turns if (measured := [layer for layer in turn if layer in weights])}
-    backward = LayerwiseBackward(model, layers, windows[rows], lowest, rows.start)
+    cut, parts = first_half(len(windows)) - rows.start, None
+    if not run.attended:  # attention is heard one window after the other
+        parts = parts_of(count, windows.shape[1], cut, input_device(model))
+    backward = LayerwiseBackward(model, layers, windows[rows], lowest, rows.start, parts)
     with progress_bar("calibrating", "window", 0, shown=run.progress) as bar:
         bar.reset(count * (len(layers) + 1))
         backward.start(_with_eta(bar.update, count, len(layers), lowest) if run.progress else bar.update)
@@ -234,7 +263,7 @@ def _measure(
         bar.reset(count * (last - lowest + 1))
         saved, settled = time.monotonic(), True
         for layer in range(last, lowest - 1, -1):
-            sums = MomentSums(weights.get(layer, ()), run.method.power, len(windows), rows.start)
+            sums = MomentSums(weights.get(layer, ()), run.method.power, windows.shape, rows.start, run.readers)
             attended = AttendedSums(weights.get(layer, ()) if run.attended else (), windows.shape, rows.start)
             with listening(model, sums.hooks), attended.listening(model):
                 backward.through(layer, bar.update)
@@ -246,7 +275,7 @@ def _measure(
                     moments = LayerMoments(sums.means() | attended.means() | {"loss": loss})
                     for name, tensor in moments.tensors.items():
                         problem = f"statistic {name} of layer {layer} is not finite"
-                        check_measured(tensor, problem, "finite activations and gradients")
+                        check_measured(_telling(name, tensor), problem, "finite activations and gradients")
                 del sums, attended
                 yield layer, moments
                 del moments
@@ -259,6 +288,11 @@ def _measure(
     ranks.wait()  # others may work on their last layer: if one is lost, the next run begins at the boundary
     if ranks.leads:
         run.store.boundary.unlink(missing_ok=True)
+
+
+def _telling(name: str, statistic: Tensor) -> Tensor:
+    """The part of a statistic that is not finite where any of it is not: of a second moment, the diagonal."""
+    return statistic.diagonal() if "inputs/" in name or "gradients/" in name else statistic
 
 
 def _is_due(saved: float) -> bool:

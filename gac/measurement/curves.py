@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gac.core.arrays import Floats
-from gac.core.linalg import packed
+from gac.core.linalg import at_once, packed
 from gac.core.progress import progress_bar, rough_duration
 from gac.forms import FORMS, Form, form_named, variants_of
 from gac.forms.artifacts import LayerArtifacts
@@ -199,7 +199,9 @@ def _measure_by_moments(
     missing = {layer: [part for part, other in steps if other == layer] for _, layer in steps}
     lacking = [site for site in sites if site.layer in missing]
     weights = group_by_layer(lacking)
-    asking = replace(run, attended=_attends(run, [part for part, _ in steps]))
+    asked = [part for part, _ in steps]
+    readers = {reader for part in asked if part.scheme is not None and (reader := part.scheme.input_quantiser)}
+    asking = replace(run, attended=_attends(run, asked), readers=tuple(sorted(readers)))
     stream = (run.source or stream_moments)(asking, lacking)
     logged = not run.progress
     with background_writer() as write:
@@ -236,7 +238,15 @@ def _fits_of(
 
     ``known`` is what is stored of the layer.
     """
-    pooled = cache(partial(moments.of, pooled=run.method.pooled))
+    measured: dict[Weight, Moments] = {}
+    if any(form.loss.in_every_calibration for part in parts for form in part.forms):
+        measured = moments.of_all(weights, run.method.pooled)
+
+    def pooled(weight: Weight) -> Moments:
+        if weight not in measured:
+            measured[weight] = moments.of(weight, run.method.pooled)
+        return measured[weight]
+
     attended = partial(moments.attended, pooled=run.method.pooled) if _attends(run, parts) else None
     loss = {"loss": np.array(moments.loss)}
     for part in (part for part in parts if part.scheme is None):
@@ -306,8 +316,10 @@ def fit_layer(
     losses: dict[str, Floats] = {}
     artifacts = dict(tensors)
     statistics = replace(statistics, artifacts=_chained(LayerArtifacts(artifacts), statistics.artifacts))
-    for form in part.forms:
-        for fit in tensors_of(form).measure(statistics, weights):
+    matrices = [statistics.model.get_parameter(f"{weight.name}.weight") for weight in weights]
+    each = at_once(lambda form: [*tensors_of(form).measure(statistics, weights)], part.forms, matrices)
+    for form, fits in zip(part.forms, each, strict=True):
+        for fit in fits:
             name = (fit.form or form).name
             losses[f"{name}/{fit.weight.name}"] = fit.loss
             artifacts |= {f"{name}.{key}/{fit.weight.name}": tensor for key, tensor in fit.tensors.items()}

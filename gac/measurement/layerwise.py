@@ -36,6 +36,7 @@ class LayerwiseBackward:
         windows: token ids, int64, shape ``(windows, tokens)``.
         lowest: the last layer that ``through`` will be asked for.
         first: the number of the first of these windows among all of the text.
+        parts: the windows that run through a layer at once; None: each by itself.
     """
 
     loss: Tensor
@@ -44,8 +45,15 @@ class LayerwiseBackward:
     """At the output of the layer that comes next."""
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor, lowest: int, first: int = 0
+        self,
+        model: nn.Module,
+        layers: Sequence[nn.Module],
+        windows: Tensor,
+        lowest: int,
+        first: int = 0,
+        parts: Sequence[slice] | None = None,
     ) -> None:
+        self._parts = [slice(window, window + 1) for window in range(len(windows))] if parts is None else parts
         self._model, self._layers, self._windows, self._lowest, self._first = model, layers, windows, lowest, first
         self._stack = LayerStack(model, layers)
         self._states: dict[int, Tensor] = {}
@@ -71,13 +79,14 @@ class LayerwiseBackward:
     def through(self, layer: int, tick: Tick) -> None:
         inputs = self._inputs_of(layer)
         with frozen(self._model), torch.enable_grad(), on_its_device(self._layers[layer]):
-            for window, gradient in enumerate(self.gradients):
-                hidden = inputs[window].unsqueeze(0).to(gradient.device).detach().requires_grad_(True)
+            for part in self._parts:
+                gradient = self.gradients[part]
+                hidden = inputs[part].to(gradient.device).detach().requires_grad_(True)
                 output = self._stack.run(layer, hidden)
-                output.backward(gradient.unsqueeze(0).to(output.device))  # type: ignore[no-untyped-call]
+                output.backward(gradient.to(output.device))  # type: ignore[no-untyped-call]
                 assert hidden.grad is not None
-                gradient.copy_(hidden.grad[0])
-                tick()
+                gradient.copy_(hidden.grad)
+                _tick(tick, part)
 
     @torch.no_grad()
     def _outputs(self, tick: Tick) -> Tensor:
@@ -88,14 +97,14 @@ class LayerwiseBackward:
                 self._states[index] = self._states[index].to(hidden.dtype).copy_(hidden)
             with on_its_device(layer):
                 result = hidden
-                for window in range(len(hidden)):
-                    output = self._stack.run(index, hidden[window : window + 1])[0]
+                for part in self._parts:
+                    output = self._stack.run(index, hidden[part])
                     if result.dtype != output.dtype:
                         result = torch.empty_like(hidden, dtype=output.dtype)
-                    result[window] = output
-                    if hidden.is_cuda and window == len(hidden) - 1:
+                    result[part] = output
+                    if hidden.is_cuda and part is self._parts[-1]:
                         torch.cuda.synchronize(hidden.device)  # so that ticks tell how long a layer takes
-                    tick()
+                    _tick(tick, part)
             hidden = result
         return hidden
 
@@ -130,12 +139,17 @@ class LayerwiseBackward:
             with frozen(self._model), torch.no_grad(), ExitStack() as loaded:
                 for between in self._layers[nearest:layer]:
                     loaded.enter_context(on_its_device(between))
-                for window in range(len(states)):
-                    hidden = states[window].unsqueeze(0).to(self.gradients.device)
+                for part in self._parts:
+                    hidden = states[part].to(self.gradients.device)
                     for index in range(nearest, layer):
                         hidden = self._stack.run(index, hidden)
-                        self._states[index + 1][window] = hidden[0]
+                        self._states[index + 1][part] = hidden
         return self._states.pop(layer)
+
+
+def _tick(tick: Tick, part: slice) -> None:
+    for _ in range(part.start, part.stop):
+        tick()
 
 
 def _stride(layers: int, room: int) -> int | None:

@@ -49,15 +49,34 @@ def drawn_loss(model: nn.Module, ids: Tensor, what: str, seed: int) -> tuple[Ten
     the text that it is measured on (K-FAC, arXiv 1503.05671, section 5). The same ``seed`` draws the same labels on the
     same kind of device.
     """
-    chances = _logits(model, ids).log_softmax(-1)
-    fixed = chances.detach()
-    observed = nll_loss(fixed, ids[1:].to(fixed.device), reduction="sum")
-    check_measured(observed, f"the loss of {what} is {observed.item()}", "a finite loss")
-    dice = torch.Generator(fixed.device).manual_seed(seed)
-    upto = fixed.exp().cumsum(-1)  # torch.multinomial takes longer on a CPU than the rest of the loss
-    thresholds = torch.rand(len(upto), 1, generator=dice, dtype=upto.dtype, device=upto.device) * upto[:, -1:]
-    drawn = torch.searchsorted(upto, thresholds, right=True).clamp_max(upto.shape[1] - 1)[:, 0]
-    return observed, nll_loss(chances, drawn, reduction="sum")
+    logits: Tensor = run_on(model, ids[None]).logits[0]
+    with torch.no_grad():  # in one copy of the logits that is changed in place: on a CPU new memory costs most here
+        chances = logits.float().log_softmax(-1)
+        observed = nll_loss(chances[:-1], ids[1:].to(logits.device), reduction="sum")
+        check_measured(observed, f"the loss of {what} is {observed.item()}", "a finite loss")
+        dice = torch.Generator(chances.device).manual_seed(seed)
+        gradient = chances.exp_()
+        upto = gradient[:-1].cumsum(-1)  # torch.multinomial takes longer on a CPU than the rest of the loss
+        thresholds = torch.rand(len(upto), 1, generator=dice, dtype=upto.dtype, device=upto.device) * upto[:, -1:]
+        drawn = torch.searchsorted(upto, thresholds, right=True).clamp_max(upto.shape[1] - 1)
+        loss = -gradient[:-1].gather(1, drawn).log().sum()
+        gradient[:-1].scatter_add_(1, drawn, -torch.ones_like(thresholds))
+        gradient[-1] = 0
+    known: Tensor = _WithGradient.apply(logits, loss, gradient.to(logits.dtype))  # type: ignore[no-untyped-call]
+    return observed, known
+
+
+class _WithGradient(torch.autograd.Function):
+    """A number ``loss`` whose gradient at ``logits`` is known."""
+
+    @staticmethod
+    def forward(ctx: Any, _logits: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.gradient if slope == 1 else ctx.gradient * slope, None, None
 
 
 def _logits(model: nn.Module, ids: Tensor) -> Tensor:

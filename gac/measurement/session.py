@@ -56,7 +56,6 @@ from gac.plan.evidence import Calibration, CalibrationPart, Measured
 from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe, ResolvedRecipe
 from gac.runtime.model import CompressedModel
-from gac.runtime.storage.eight_bits import READERS
 from gac.runtime.storage.embeddings import embeddings_of
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
@@ -65,7 +64,7 @@ logger = logging.getLogger("gac")
 FirstShot = Callable[[CalibrationRun], nn.Module]
 """Makes the compressed model of a first shot, see ``gac.compression.first_shot.first_shot``."""
 
-_FORMAT = 13  # raised when the stored statistics of a layer change, or the way a first shot is made
+_FORMAT = 14  # raised when the stored statistics of a layer change, or the way a first shot is made
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,13 +193,13 @@ def calibration_run(
 
         def stream(request: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
             first = replace(run, model=first_shot(dense))
-            return stream_second(replace(dense, attended=request.attended), first, sites)
+            return stream_second(replace(dense, attended=request.attended, readers=request.readers), first, sites)
 
         yield replace(run, source=stream), rotation
 
 
 def _store(key: str) -> StatisticsStore:
-    name = hashlib.sha256(f"{__version__} {_FORMAT} {' '.join(READERS)} {key}".encode()).hexdigest()
+    name = hashlib.sha256(f"{__version__} {_FORMAT} {key}".encode()).hexdigest()
     return StatisticsStore(home() / "statistics" / name[:24])
 
 

@@ -1,7 +1,9 @@
 """Running sums of one layer's weights over calibration windows, and the moments that they become."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +14,24 @@ from gac.models.sites import Weight
 from gac.runtime.storage.eight_bits import READERS
 
 TINY = torch.finfo(torch.float32).tiny
+TOKENS, CPU_TOKENS = 8192, 2048
+"""Tokens that run at once, in whole windows: enough to keep a GPU busy with a small model. A CPU is kept busy by fewer,
+and spends much of its time on new memory where tensors are larger than what it keeps of the old."""
 
 
 def first_half(windows: int) -> int:
     return (windows + 1) // 2
+
+
+def parts_of(windows: int, length: int, cut: int, device: torch.device) -> list[slice]:
+    """Divide windows of ``length`` tokens into parts that run at once, none of them across the window ``cut``."""
+    step = max(1, (CPU_TOKENS if device.type == "cpu" else TOKENS) // length)
+    ends = sorted({0, min(max(cut, 0), windows), windows})
+    return [slice(at, min(at + step, end)) for start, end in pairwise(ends) for at in range(start, end, step)]
+
+
+def noise_name(reader: str, weight: str) -> str:
+    return f"{reader}-noise/{weight}"
 
 
 class RunningSums:
@@ -40,26 +56,47 @@ class RunningSums:
                 del self.sums[name]
 
 
-class MomentSums(RunningSums):
-    """The sums of one layer's weights, and the hooks that add each window to them.
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """Activations ``(windows, tokens, features)``, and what all weights that read them sum.
 
-    Args:
-        windows: how many windows the text has.
-        first: the number of the first window that this process runs.
+    Attributes:
+        rows: their numbers ``(tokens, features)``, float32; ``sizes`` without signs.
+        counts: |x|^p of each token.
+        noise: squared errors ``(tokens, features)`` by reader.
     """
 
-    def __init__(self, weights: Sequence[Weight], power: float, windows: int, first: int) -> None:
-        self._power, self._windows, self._first = power, windows, first
-        self._half = first_half(windows)
+    activations: Tensor
+    rows: Tensor
+    sizes: Tensor
+    counts: Tensor
+    noise: Mapping[str, Tensor]
+
+
+class MomentSums(RunningSums):
+    """The sums of one layer's weights, and the hooks that add windows to them.
+
+    Args:
+        shape: the windows of the text, and the tokens of each.
+        first: the number of the first window that this process runs. Windows of both halves never run at once.
+        readers: the quantisers of inputs (``gac.runtime.storage.eight_bits.READERS``) whose noise is summed.
+    """
+
+    def __init__(
+        self, weights: Sequence[Weight], power: float, shape: Sequence[int], first: int, readers: Sequence[str] = ()
+    ) -> None:
+        self._windows, self._length = shape
+        self._power, self._first, self._readers = power, first, readers
+        self._half = first_half(self._windows)
         self._tokens: dict[str, list[Tensor]] = {weight.name: [] for weight in weights}
-        self._read: tuple[Tensor, dict[str, Tensor]] | None = None
+        self._last: _Read | None = None
         self.hooks = {weight.name: partial(self._listen, weight.name) for weight in weights}
         shapes: dict[str, tuple[int, ...]] = {}
         for weight in weights:
             read, wrote, name = (weight.in_features,), (weight.out_features,), weight.name
             shapes |= {f"both/{name}": (), f"scale/{name}": read}
-            shapes |= {f"{reader}-noise/{name}": read for reader in READERS}
-            for half in range(1 if windows == self._half else 2):
+            shapes |= {noise_name(reader, name): read for reader in readers}
+            for half in range(1 if self._windows == self._half else 2):
                 shapes |= {f"inputs/{half}/{name}": 2 * read, f"gradients/{half}/{name}": 2 * wrote}
         super().__init__(shapes)
 
@@ -67,7 +104,7 @@ class MomentSums(RunningSums):
         super().bring_to(owner, ranks)
         for name, counted in self._tokens.items() if ranks.count > 1 else ():
             rows = torch.stack(counted)
-            every = rows.new_zeros(self._windows, rows.shape[1])
+            every = rows.new_zeros(self._windows, self._length)
             every[self._first : self._first + len(rows)] = rows
             self._tokens[name] = list(ranks.total_at(owner, every))
 
@@ -76,12 +113,11 @@ class MomentSums(RunningSums):
         means = {f"tokens/{name}": torch.stack(counted) for name, counted in self._tokens.items()}
         for name in self._tokens:
             counted = means[f"tokens/{name}"].sum(1, dtype=torch.float64)
-            length = means[f"tokens/{name}"].shape[1]
             both = self.sums.pop(f"both/{name}").clamp_min(TINY)
-            for what in ("scale", *(f"{reader}-noise" for reader in READERS)):
-                means[f"{what}/{name}"] = self.sums.pop(f"{what}/{name}").div_(counted.sum().clamp_min(TINY)).float()
+            for what in (f"scale/{name}", *(noise_name(reader, name) for reader in self._readers)):
+                means[what] = self.sums.pop(what).div_(counted.sum().clamp_min(TINY)).float()
             for half, part in enumerate((counted[: self._half], counted[self._half :])):
-                alike = len(part) * length * both / counted.sum()
+                alike = len(part) * self._length * both / counted.sum()
                 for what, count in (("inputs", part.sum().clamp_min(TINY)), ("gradients", alike)):
                     if len(part):
                         square = mirrored(self.sums.pop(f"{what}/{half}/{name}"))
@@ -92,29 +128,32 @@ class MomentSums(RunningSums):
         output.register_hook(partial(self._add, name, inputs[0].detach()))  # type: ignore[no-untyped-call]
 
     def _add(self, name: str, activations: Tensor, gradients: Tensor) -> None:
-        x = activations.reshape(-1, activations.shape[-1]).float()
-        g = gradients.detach().reshape(-1, gradients.shape[-1]).float()
-        of_g, of_x = (rows.norm(dim=1) ** self._power for rows in (g, x))
+        x, g = self._read(activations), gradients.detach().reshape(-1, gradients.shape[-1]).float()
+        device, of_g = g.device, self._counts(g)
         half = (self._first + len(self._tokens[name])) // self._half
-        self._tokens[name].append(of_g)
-        self.total(f"both/{name}", x.device).add_(of_g @ of_x)
-        self.total(f"scale/{name}", x.device).add_(x.abs().T @ of_g)
-        for reader, errors in self._noise_of(activations, x).items():
-            self.total(f"{reader}-noise/{name}", x.device).add_(errors.T @ of_g)
+        self._tokens[name].extend(of_g.view(-1, self._length))
+        self.total(f"both/{name}", device).add_(of_g @ x.counts)
+        self.total(f"scale/{name}", device).add_(x.sizes.T @ of_g)
+        for reader, errors in x.noise.items():
+            self.total(noise_name(reader, name), device).add_(errors.T @ of_g)
         with tf32_products(fits_tf32(activations)):
-            add_square(self.total(f"inputs/{half}/{name}", x.device), x * of_g.sqrt()[:, None])
+            add_square(self.total(f"inputs/{half}/{name}", device), x.rows * of_g.sqrt()[:, None])
         with tf32_products(fits_tf32(gradients)):
-            add_square(self.total(f"gradients/{half}/{name}", g.device), g * of_x.sqrt()[:, None])
+            add_square(self.total(f"gradients/{half}/{name}", device), g * x.counts.sqrt()[:, None])
 
-    def _noise_of(self, activations: Tensor, x: Tensor) -> dict[str, Tensor]:
-        """Squared errors ``(tokens, features)`` by reader; computed once for weights that share an input."""
-        if self._read is not None:
-            seen, noise = self._read
-            if (seen.data_ptr(), seen.shape) == (activations.data_ptr(), activations.shape):
-                return noise
-        noise = {}
-        for reader, read in READERS.items():
-            numbers, scale = read(x)
-            noise[reader] = numbers.mul_(scale).sub_(x).square_()
-        self._read = activations, noise  # which keeps the input from being let go, and another from its place
-        return noise
+    def _counts(self, rows: Tensor) -> Tensor:
+        counts: Tensor = rows.norm(dim=1) ** self._power
+        return counts
+
+    def _read(self, activations: Tensor) -> _Read:
+        """Compute what is summed of an input, once for weights that share it."""
+        seen = None if self._last is None else self._last.activations
+        if seen is None or (seen.data_ptr(), seen.shape) != (activations.data_ptr(), activations.shape):
+            rows, noise = activations.reshape(-1, activations.shape[-1]).float(), {}
+            for reader in self._readers:
+                numbers, scale = READERS[reader](rows)
+                noise[reader] = numbers.mul_(scale).sub_(rows).square_()
+            # It keeps the input from being let go, and another from its place.
+            self._last = _Read(activations, rows, rows.abs(), self._counts(rows), noise)
+        assert self._last is not None
+        return self._last

@@ -80,14 +80,14 @@ class LayerStack:
     @contextmanager
     def ending(self, hidden: Tensor) -> Iterator[None]:
         """With ``hidden (1, tokens, hidden)`` as the last layer's output; ``run`` has shown what layers return."""
-        with self._passing(self.layers[:-1]), _calling(self.layers[-1], lambda *_args, **_kwargs: self._passed(hidden)):
+        with self._passing(self.layers[:-1]), calling(self.layers[-1], lambda *_args, **_kwargs: self._passed(hidden)):
             yield
 
     @contextmanager
     def _passing(self, layers: Iterable[nn.Module]) -> Iterator[None]:
         with ExitStack() as replaced:
             for layer in layers:
-                replaced.enter_context(_calling(layer, self._passed))
+                replaced.enter_context(calling(layer, self._passed))
             yield
 
     def _passed(self, hidden: Tensor, *_args: Any, **_kwargs: Any) -> Any:
@@ -125,7 +125,8 @@ def entering(model: nn.Module, first: nn.Module, parts: Iterable[Tensor]) -> Ite
 
 
 @contextmanager
-def _calling(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def calling(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """With another function in the place of a module's forward, which is as it was on exit."""
     before = module.__dict__.get("forward")
     module.forward = forward
     try:

@@ -1,5 +1,6 @@
 """Weights fitted again to the model as it is compressed so far, and logits scaled to the dense model's confidence."""
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gac.allocation.resolve import resolve
-from gac.compression import refit
+from gac.compression import paired_run, refit
 from gac.compression.paired_run import PairedRun, ways_of
 from gac.compression.refit import fitted_scale, scaled_norm
 from gac.core.errors import GacError, ModelError
@@ -241,6 +242,19 @@ def test_states_that_do_not_fit_wait_in_host_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(PairedRun, "_kept", lambda _self, tensor: moved.append(True) or tensor.cpu())
     assert torch.equal(logits(applied(deep("llama"), plan)), expected)
     assert moved
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in supported() if name != "llama")]
+)
+def test_fitted_blocks_give_again_what_they_gave(
+    model_type: str, monkeypatch: pytest.MonkeyPatch, make_plan: MakePlan
+) -> None:
+    plan = half_of(deep(model_type), make_plan, "residual")
+    expected, given = logits(applied(deep(model_type), plan)), list[nn.Module]()
+    monkeypatch.setattr(paired_run, "calling", lambda module, _forward: given.append(module) or nullcontext())
+    assert torch.equal(logits(applied(deep(model_type), plan)), expected)
+    assert len(set(given)) == 3  # the attention of each layer
 
 
 def test_a_model_without_a_last_norm_is_refitted(small: Small) -> None:

@@ -143,7 +143,8 @@ def test_they_are_kept_apart_and_nothing_else_changes(tiny_model: Any, tmp_path:
         assert moments is not None
         more = with_them[layer]
         assert more is not None
-        assert all(torch.equal(more.tensors[name], tensor) for name, tensor in moments.tensors.items())
+        for name, tensor in moments.tensors.items():  # with other products, as windows run one by one
+            assert torch.allclose(more.tensors[name], tensor, rtol=1e-3, atol=1e-5 * float(tensor.abs().max())), name
         extra = more.tensors.keys() - moments.tensors.keys()
         assert {name.partition("/")[0] for name in extra} == {"attended-inputs", "attended-gradients"}
     assert not any(module._forward_hooks for module in tiny_model.modules())

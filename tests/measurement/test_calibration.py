@@ -4,26 +4,29 @@ import copy
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.core.errors import ModelError, StatisticsError
-from gac.core.linalg import add_square, eigh, mirrored, packed, unpacked
+from gac.core.linalg import add_square, at_once, cpu_threads, eigh, mirrored, packed, unpacked
 from gac.forms import FORMS
 from gac.forms.decomposition import decompose
 from gac.forms.low_rank.torch import every_rank
 from gac.forms.narrow.elimination import eliminate, last_to_go
-from gac.measurement import calibration, curves
+from gac.measurement import calibration, curves, sums
 from gac.measurement.calibration import LayerMoments, stream_moments, stream_second
 from gac.measurement.curves import fit_layers, measure_curves
 from gac.measurement.layerwise import LayerwiseBackward
-from gac.measurement.store import StatisticsStore, background_writer
+from gac.measurement.store import CPU, StatisticsStore, TensorFile, background_writer
+from gac.measurement.sums import parts_of
 from gac.models.families import family_of
 from gac.testing.models import tiny_config
 from tests.measurement.runs import WINDOWS, run_of, sites_of
@@ -196,10 +199,14 @@ def test_eigenvectors_that_do_not_converge_are_found_by_another_algorithm(monkey
     rows = torch.randn(20, 12, dtype=torch.float64)
     values, vectors = eigh(rows.T @ rows)
 
-    monkeypatch.setattr(torch.linalg, "eigh", Mock(side_effect=torch.linalg.LinAlgError("failed to converge")))
-    again, others = eigh(rows.T @ rows)
-    assert torch.allclose(again, values)
-    assert torch.allclose((others.T @ vectors).abs(), torch.eye(12, dtype=torch.float64), atol=1e-8)
+    for failing in (
+        Mock(side_effect=torch.linalg.LinAlgError("failed to converge")),
+        Mock(return_value=(values, torch.full_like(vectors, torch.nan))),
+    ):
+        monkeypatch.setattr(torch.linalg, "eigh", failing)
+        again, others = eigh(rows.T @ rows)
+        assert torch.allclose(again, values)
+        assert torch.allclose((others.T @ vectors).abs(), torch.eye(12, dtype=torch.float64), atol=1e-8)
 
 
 @pytest.mark.parametrize(("size", "kind"), [(1, torch.float64), (128, torch.float32), (300, torch.float64)])
@@ -226,6 +233,56 @@ def test_the_factors_are_those_of_the_decomposition(tiny_model: LlamaForCausalLM
     order = kept[1].artifacts.of(NARROW, "order", down)
     assert torch.equal(last_to_go(order, 50), last_to_go(eliminate(matrix, metric).order, 50))
     assert torch.allclose(kept[1].artifacts.moments(down).inputs, of_down.inputs, rtol=1e-5)
+
+
+def test_noise_of_inputs_is_measured_for_the_schemes_that_ask(
+    tiny_model: LlamaForCausalLM, tmp_path: Path, layers_run: list[int]
+) -> None:
+    fit_layers(run_of(tiny_model, tmp_path), SITES, schemes=["w4a16"])
+    path = StatisticsStore(tmp_path).path("layer", 1)
+    assert not any("noise" in name for name in TensorFile(path, CPU))
+    layers_run.clear()
+    priced = fit_layers(run_of(tiny_model, tmp_path), SITES, schemes=["w8a8"])
+    assert layers_run == [1, 0]
+    assert {name.partition("/")[0] for name in TensorFile(path, CPU) if "noise" in name} == {"int8-noise"}
+    fresh = fit_layers(run_of(tiny_model), SITES, schemes=["w8a8"])
+    prices = [name for name in fresh[1].losses if name.startswith("w8a8/")]
+    assert prices
+    assert all(np.allclose(priced[1].losses[name], fresh[1].losses[name], rtol=1e-4) for name in prices)
+    layers_run.clear()
+    fit_layers(run_of(tiny_model, tmp_path), SITES, schemes=["w8a8", "w4a16"])
+    StatisticsStore(tmp_path).path("losses-kfac-scheme-3-w8a8", 0).unlink()
+    fit_layers(run_of(tiny_model, tmp_path), SITES, schemes=["w8a8"])
+    assert layers_run == []  # for moments with this noise are kept
+    fit_layers(run_of(tiny_model, tmp_path), SITES, schemes=["fp8"])
+    assert layers_run == [1, 0]
+
+
+def test_windows_run_at_once_but_not_across_the_middle(tiny_model: LlamaForCausalLM, monkeypatch: Any) -> None:
+    assert parts_of(7, 512, 4, CPU) == [slice(0, 4), slice(4, 7)]
+    assert parts_of(7, 1024, 4, CPU) == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
+    assert parts_of(3, 4096, 2, CPU) == [slice(0, 1), slice(1, 2), slice(2, 3)]
+    assert parts_of(4, 512, -3, CPU) == parts_of(4, 512, 9, CPU) == [slice(0, 4)]
+    both = dict(stream(tiny_model))
+    monkeypatch.setattr(sums, "CPU_TOKENS", 1)
+    each = dict(stream(tiny_model))
+    for layer, moments in both.items():
+        for name, tensor in moments.tensors.items():
+            assert torch.allclose(tensor, each[layer].tensors[name], rtol=1e-3, atol=1e-5 * float(tensor.abs().max()))
+
+
+def test_work_that_is_shared_out_is_the_same_in_one_thread() -> None:
+    squares = [rows.T @ rows for rows in torch.randn(5, 40, 24)]
+    threads = torch.get_num_threads()
+    with cpu_threads(2):
+        both = at_once(eigh, squares, squares)
+        with pytest.raises(ModelError, match="not finite"):
+            at_once(eigh, [*squares, torch.full((2, 2), torch.nan)], squares)
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == threads
+    with cpu_threads(1):
+        each = [eigh(square) for square in squares]
+    assert all(map(torch.equal, chain(*both), chain(*each)))
 
 
 def test_the_first_layer_tells_what_all_take(tiny_model: LlamaForCausalLM, monkeypatch: Any, caplog: Any) -> None:

@@ -66,7 +66,8 @@ def whole_backward(model: PreTrainedModel, name: str, power: float) -> Moments:
 def check(model: PreTrainedModel, tolerance: float, power: float = 0.0) -> None:
     sites = family_of(model.config).sites(model.config)
     method = type("Weighed", (Kfac,), {"power": power})()
-    found = dict(stream_moments(CalibrationRun(model, WINDOWS, method, progress=False), sites))
+    run = CalibrationRun(model, WINDOWS, method, progress=False, readers=tuple(READERS))
+    found = dict(stream_moments(run, sites))
     assert sorted(found) == list(range(LAYERS))
     ends = [(site.layer, weight) for site in (sites[0], sites[-1]) for weight in site.weights]
     for layer, weight in ends:

@@ -5,11 +5,12 @@ from statistics import fmean
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from gac.core.errors import ModelError
 from gac.measurement import runs
-from gac.measurement.runs import ModelRuns, window_loss
+from gac.measurement.runs import ModelRuns, drawn_loss, window_loss
 from tests.models.small import small_config, small_model
 
 NAME = "model.layers.1.mlp.down_proj"
@@ -75,3 +76,30 @@ def test_one_window_says_no_more_than_the_divergence_and_no_number_is_refused(mo
     assert seen.lost(modules) == seen.divergence(modules) > 0
     with pytest.raises(ModelError, match=NAME):
         runs_of(model, WINDOWS).lost(changed(model, float("nan")))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_drawn_loss_is_that_of_its_labels(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    ids, kept = WINDOWS[0], list[Tensor]()
+    embedding = model.to(dtype).get_input_embeddings()
+
+    def states(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        kept.append(output.detach().requires_grad_(True))
+        return kept[-1]
+
+    with embedding.register_forward_hook(states):
+        observed, drawn = drawn_loss(model, ids, "a window", seed=3)
+        (3 * drawn).backward()
+        logits = model(input_ids=ids[None]).logits[0, :-1].float()
+    assert float(observed) == pytest.approx(float(cross_entropy(logits, ids[1:], reduction="sum").detach()), rel=1e-3)
+    chances = logits.detach().softmax(-1)
+    upto = chances.cumsum(-1)
+    dice = torch.Generator().manual_seed(3)
+    labels = torch.searchsorted(upto, torch.rand(len(upto), 1, generator=dice) * upto[:, -1:], right=True)[:, 0]
+    loss = cross_entropy(logits, labels, reduction="sum")
+    loss.backward()
+    assert float(drawn.detach()) == pytest.approx(float(loss.detach()), rel=1e-3)
+    given, expected = (states.grad for states in kept)
+    assert given is not None
+    assert expected is not None
+    assert (given - 3 * expected).norm() <= (1e-5 if dtype == torch.float32 else 0.05) * given.norm()

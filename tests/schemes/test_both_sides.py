@@ -237,7 +237,7 @@ def test_the_price_is_the_mean_squared_error_in_the_metric(name: str, tiny_model
     """Of every weight of a layer; errors of features follow each other little, and gradients not at all."""
     windows = torch.randint(0, 256, (8, 128), generator=torch.Generator().manual_seed(3))
     sites = family_of(tiny_model.config).sites(tiny_model.config)
-    run = CalibrationRun(tiny_model, windows, Plain(), progress=False)
+    run = CalibrationRun(tiny_model, windows, Plain(), progress=False, readers=tuple(READERS))
     layer, moments = next(iter(stream_moments(run, sites)))
     statistics = Statistics(tiny_model, moments.of, run.method, LayerArtifacts({}))
     for weight in (weight for site in sites if site.layer == layer for weight in site.weights):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gac.core.linalg import eigh, tf32_products
+from gac.core.linalg import add_square, eigh, mirrored, tf32_products
 
 # Between the curvature's sum and the measured loss: theory says 1/2 for small errors; fitted once on
 # SmolLM2-135M at kept 0.9 to 0.6 (tests/benchmarks/quality.py prints the fit).
@@ -71,9 +71,9 @@ class Halves:
         total = torch.zeros_like(self.first)
         for chosen, other in ((self.first, self.second), (self.second, self.first)):
             _, vectors = eigh(chosen)
-            shown = (vectors * (other @ vectors)).sum(0)
-            total += (vectors * (shown / 2)) @ vectors.T
-        return total
+            shown = (vectors * (other @ vectors)).sum(0).clamp_min_(0)
+            add_square(total, (vectors * (shown / 2).sqrt()).T)
+        return mirrored(total)
 
 
 @dataclass(frozen=True, eq=False)
