@@ -50,7 +50,7 @@ from gac.models.plain import check_in_memory
 from gac.models.threads import entry_point
 from gac.plan.costs import KV_NUMBERS, PARAMS
 from gac.plan.plan import Plan
-from gac.plan.recipe import Recipe, Refit, Shots
+from gac.plan.recipe import DEFAULT_TEXT, Recipe, Refit, Shots
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.reporting.figures.losses import figure_of_healing
@@ -106,7 +106,7 @@ class Request:
             names = (text,) if isinstance(text := opened.measure.text, str) else text
             request = cls(opened, opened.deployment.profile, Texts(tuple(map(TextSpec.parse, names))))
         else:
-            text = options.get("calibration", "wiki-sample")
+            text = options.get("calibration", DEFAULT_TEXT)
             texts, named = Texts.of(text), dict(options)
             if "rule" in options:
                 named["rule"] = RULES.name(options["rule"])

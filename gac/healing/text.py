@@ -1,7 +1,7 @@
 """The text of a distillation run: windows of one text or several to train on, and held-out windows."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import sqrt
@@ -26,7 +26,7 @@ from gac.measurement.text import (
     is_sized_text,
     is_text,
 )
-from gac.measurement.texts import CalibrationText, Part, Sampler, Texts
+from gac.measurement.texts import CalibrationText, Part, Texts
 from gac.models.loading import Loaded
 from gac.plan.plan import Plan
 
@@ -34,6 +34,9 @@ MIN_WINDOWS = 10
 HELDOUT_EVERY, MAX_HELDOUT = 10, 16  # one of so many windows is held out, up to a maximum
 
 _SELF = re.compile(rf"{SELF}(:\S+)?")
+
+PromptedSampler = Callable[[int, int, Sequence[Windows]], Windows]
+"""Samples so many windows of so many tokens from the dense model, after those of other texts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +64,7 @@ class HealingText:
 
 
 def healing_text(
-    text: CalibrationText | None, plan: Plan, loaded: Loaded, sample: Sampler, labels: bool = False
+    text: CalibrationText | None, plan: Plan, loaded: Loaded, sample: PromptedSampler, labels: bool = False
 ) -> HealingText:
     """Cut texts into windows: all of their calibration parts, or as many windows as their names say.
 
@@ -192,7 +195,8 @@ def _requests(text: CalibrationText | None, plan: Plan) -> list[_Request]:
         remedy = "Pass one: gac.heal(..., text=documents)."
         raise PlanError(f"a plan calibrated on {planned.text}", "a text to heal on", remedy)
     else:
-        items = tuple(part.text for part in planned.texts) if plan.measured.predicted else ("wiki-sample",)
+        items = tuple(part.text for part in planned.texts if part.text != SELF) if plan.measured.predicted else ()
+        items = items or ("wiki-sample",)
     return [_Request.parse(item, length) for item in items]
 
 

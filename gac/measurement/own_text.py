@@ -1,10 +1,11 @@
 """Text sampled from the dense model: no data is needed, and no source is overfitted (arXiv 2305.17888).
 
-Windows begin with BOS. If there is a chat template, the second half of them begins with everything before a user's
-first word, and what the user says is then answered (Magpie, arXiv 2406.08464). Or all windows continue pieces of other
-texts, so that the model is sampled on what matters. Tokens are sampled at temperature 1 from the whole
-vocabulary. Each has a random number of its own, so that the batch size does not change the text. After EOS another
-document begins in the same window. The text is kept on disk.
+Calibration text has documents of many kinds, each of which begins with an opening. If there is a chat template, every
+fourth begins with everything before a user's first word, and what the user says is then answered (Magpie, arXiv
+2406.08464). Text to heal on begins with BOS in one half of the windows and with the chat template in the other. Or
+all windows continue pieces of other texts, so that the model is sampled on what matters. Tokens are sampled at
+temperature 1 from the whole vocabulary. Each has a random number of its own, so that the batch size does not change
+the text. After EOS another document begins in the same window. The text is kept on disk.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from gac.core.distributed.ranks import Ranks
 from gac.core.errors import StatisticsError, TextError
 from gac.core.io import home
 from gac.core.progress import progress_bar
+from gac.measurement.openings import OPENINGS
 from gac.measurement.store import read_tensors, write_tensors
 from gac.measurement.text import SELF, Windows, bos_of, windows_of
 from gac.models.attentions import heads_of
@@ -37,11 +39,15 @@ CPU_BYTES = 2**33
 FREE = 0.7  # the share of a GPU's free memory that a batch may take
 LOGIT_COPIES = 3  # float32 tensors of the size of the logits in a step: these, the probabilities and their sums
 PIECES = 16  # pieces per window of another text
-VERSION = 4  # the version of the sampler: text that another version wrote is not read
+VERSION = 5  # the version of the sampler: text that another version wrote is not read
 MAX_DOCUMENTS = 64  # documents per window above which the model counts as one that writes nothing
+MAX_SPECIAL = 0.5  # share of special tokens, likewise
+MIN_DISTINCT = 0.2  # share of distinct sequences of four tokens in a window, below which it counts as repetition
+OPENINGS_PER_CHAT = 3  # openings before a start from the chat template
 # Not cuDNN's attention, which plans anew for every length.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _MARK = "0f1e2d3c"
+_RUN = 4  # tokens of a sequence that may be repeated
 
 
 @dataclass(frozen=True)
@@ -61,19 +67,22 @@ def sampled_windows(
     show_progress: bool,
     windows: int,
     length: int,
-    prompts: Sequence[Windows],
+    prompts: Sequence[Windows] | None = None,
     with_bos: bool | None = None,
 ) -> Windows:
     """Sample windows from the dense model with this ``digest``, or read them from disk.
 
-    They continue ``prompts``, the windows of other texts, if there are any. A TextError says if the tokenizer has
-    nothing to begin a text with, or the model ends all documents at once.
-
     Args:
+        prompts: windows of other texts, which are continued; without any BOS and the chat template begin documents.
+            None: openings of many kinds of text do.
         with_bos: whether every window begins with BOS, see ``bos_of``.
+
+    Raises:
+        TextError: the tokenizer has nothing to begin a text with, or the model writes no text: it ends documents at
+            once, repeats itself, or writes special tokens.
     """
     bos = bos_of(tokenizer, with_bos)
-    starts = pieces_of(prompts, bos) or starts_of(tokenizer)
+    starts = openings(tokenizer, bos) if prompts is None else pieces_of(prompts, bos) or starts_of(tokenizer)
     settings = json.dumps([VERSION, digest, windows, length, seed, [asdict(start) for start in starts]])
     path = home() / FOLDER / f"{hashlib.sha256(settings.encode()).hexdigest()[:40]}.safetensors"
     if not ranks.once(path.exists) and ranks.leads:
@@ -84,12 +93,41 @@ def sampled_windows(
     except (FileNotFoundError, KeyError) as failure:
         expected, remedy = "text that the model wrote", "Remove the file, and run the same again."
         raise StatisticsError(f"{path} holds no text", expected, remedy) from failure
+    if (flaw := flaw_of(ids.view(windows, -1), ends_of(model), tokenizer.all_special_ids)) is not None:
+        problem = f"text 'self' of a dense model that writes none: {flaw}"
+        raise TextError(problem, "a model that writes text by itself", "Name a text, such as wiki-sample.")
     return windows_of(SELF, ids, tokenizer, windows, length, with_bos)
 
 
-def has_starts(tokenizer: Any) -> bool:
-    """Return whether the model can write text without a piece of another: it has BOS, or a chat template."""
-    return tokenizer.bos_token_id is not None or bool(getattr(tokenizer, "chat_template", None))
+def flaw_of(ids: Tensor, ends: Sequence[int], special: Sequence[int]) -> str | None:
+    """Return why sampled windows ``(windows, tokens)`` are no text; None if they are.
+
+    Args:
+        ends: ids that end a document.
+        special: ids of all special tokens.
+    """
+    documents = int(torch.isin(ids, torch.tensor(ends, dtype=ids.dtype)).sum())
+    if documents > MAX_DOCUMENTS * len(ids):
+        return f"its documents have {ids.numel() / documents:.1f} tokens"
+    share = float(torch.isin(ids, torch.tensor(special, dtype=ids.dtype)).double().mean())
+    if share > MAX_SPECIAL:
+        return f"{share:.0%} of its tokens are special"
+    if ids.shape[1] < 2 * _RUN:
+        return None
+    runs = [row.unfold(0, _RUN, 1) for row in ids]
+    distinct = sum(len(row.unique(dim=0)) for row in runs) / sum(map(len, runs))
+    return f"{1 - distinct:.0%} of its sequences of four tokens are repeated" if distinct < MIN_DISTINCT else None
+
+
+def openings(tokenizer: Any, bos: int | None) -> list[Start]:
+    """Starts of many kinds of text, each after ``bos`` if there is one, and the chat template between them."""
+    prefix = () if bos is None else (bos,)
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in OPENINGS]
+    starts = [Start((*prefix, *each)) for each in ids if each]
+    if not getattr(tokenizer, "chat_template", None):
+        return starts
+    step, chat = OPENINGS_PER_CHAT, starts_of(tokenizer)[-1]
+    return [*chain.from_iterable((*starts[at : at + step], chat) for at in range(0, len(starts), step))]
 
 
 def starts_of(tokenizer: Any) -> list[Start]:
@@ -123,10 +161,10 @@ def pieces_of(texts: Sequence[Windows], bos: int | None) -> list[Start]:
 
 
 class Writer:
-    """Writes one window of documents, which begin with ``starts`` in turn; ``documents`` counts those that ended."""
+    """Writes one window of documents, which begin with ``starts`` in turn."""
 
     def __init__(self, starts: Iterator[Start]) -> None:
-        self._starts, self._start, self._answering, self.documents = starts, next(starts), False, 0
+        self._starts, self._start, self._answering = starts, next(starts), False
         self._forced = deque(self._start.ids)
 
     def next_token(self, sampled: int, ends: Sequence[int]) -> int:
@@ -138,7 +176,7 @@ class Writer:
             if self._answering:
                 self._forced.extend(self._start.reply)
             else:
-                self._start, self.documents = next(self._starts), self.documents + 1
+                self._start = next(self._starts)
                 self._forced.extend((sampled, *self._start.ids))
         return self._forced.popleft()
 
@@ -158,22 +196,21 @@ def sample(
     with bar, frozen(model), training_autocast(model), sdpa_kernel(ATTENTION):
         batches = [slice(begin, begin + size) for begin in range(0, windows, size)]
         ids = torch.cat([_sample_batch(model, writers[batch], uniform[batch], bar) for batch in batches])
-    if (documents := sum(writer.documents for writer in writers)) > MAX_DOCUMENTS * windows:
-        raise TextError(
-            f"a dense model whose documents have {windows * length / documents:.1f} tokens",
-            "a model that writes text by itself",
-            "Name a text, such as wiki-sample.",
-        )
     if bos is None:
         return ids.flatten()
     return torch.cat([row[1:] if int(row[0]) == bos else row[:-1] for row in ids])
 
 
+def ends_of(model: Any) -> list[int]:
+    """Return the ids that end a document."""
+    eos = model.generation_config.eos_token_id
+    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+
+
 @torch.no_grad()
 def _sample_batch(model: Any, writers: Sequence[Writer], uniform: Tensor, bar: Any) -> Tensor:
     """Windows ``(windows, tokens)``, each token sampled with a number of ``uniform`` of the same shape."""
-    eos = model.generation_config.eos_token_id
-    ends = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    ends = ends_of(model)
     columns, sampled = list[Tensor](), [-1] * len(writers)
     cache, device = DynamicCache(config=model.config), input_device(model)
     # Layers with a sliding window keep their own caches.

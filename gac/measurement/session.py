@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gac.core.arrays import Floats
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.distributed.run import check_shared, this_run
-from gac.core.errors import ModelError, PlanError
+from gac.core.errors import ModelError, PlanError, TextError
 from gac.core.io import home, to_json
 from gac.core.version import __version__
 from gac.forms import form_named
@@ -37,7 +37,7 @@ from gac.measurement.documents import Text
 from gac.measurement.embeddings import check_embeddings, measure_head
 from gac.measurement.expected import expected_curves, expected_error, expected_share
 from gac.measurement.joint_losses import MOST
-from gac.measurement.own_text import FOLDER, has_starts, sampled_windows
+from gac.measurement.own_text import FOLDER, sampled_windows
 from gac.measurement.runs import TOKENS
 from gac.measurement.similarity import compare_texts
 from gac.measurement.store import StatisticsStore
@@ -47,14 +47,14 @@ from gac.measurement.weight_measurements import measure_weights
 from gac.models.basis import Rotation
 from gac.models.families import family_of
 from gac.models.linears import check_sizes
-from gac.models.loading import Loaded, load_config, load_model, model_digest, read_parameter
+from gac.models.loading import Loaded, default_device, load_config, load_model, model_digest, read_parameter
 from gac.models.modules import input_device
 from gac.models.plain import check_frequencies, check_in_memory, check_one_dtype, check_plain
 from gac.models.rotation import rotated, rotates_freely
 from gac.models.sites import Site
 from gac.plan.evidence import Calibration, CalibrationPart, Measured
 from gac.plan.plan import Plan
-from gac.plan.recipe import Recipe, ResolvedRecipe
+from gac.plan.recipe import DEFAULT_TEXT, DEFAULT_TEXT_ON_A_CPU, Recipe, ResolvedRecipe
 from gac.runtime.model import CompressedModel
 from gac.runtime.storage.embeddings import embeddings_of
 from gac.schemes import DEFAULT_SCHEME, scheme_named
@@ -108,6 +108,10 @@ def measure(
         GacError: the model, the text or the statistics are not usable.
     """
     ranks, sites = this_run(), resolved.targeted
+    by_default = resolved.recipe.measure.text == DEFAULT_TEXT
+    if by_default and _device_of(model) == "cpu":
+        logger.info("%s calibrate by default on a GPU: fewer here, where that takes long", " and ".join(DEFAULT_TEXT))
+        texts = Texts.of(DEFAULT_TEXT_ON_A_CPU)
     _announce(resolved, texts, ranks)
     loaded = load_dense_model(model, tokenizer, sites, stream=True)
     if (space := resolved.recipe.space).rotate is None:
@@ -118,7 +122,12 @@ def measure(
     if recipe.measure.shots == 2 or lossy or of_head.lossy:
         _check_options(loaded.model, resolved)
     digest = targeted_digest(loaded, sites)
-    windows = cut_windows(texts, loaded, digest, recipe.measure.seed, recipe.measure.bos, progress)
+    cut = partial(cut_windows, loaded=loaded, digest=digest, seed=recipe.measure.seed, bos=recipe.measure.bos)
+    if by_default:
+        texts, windows = _default_windows(texts, partial(cut, progress=progress))
+        recipe = replace(recipe, measure=replace(recipe.measure, text=texts.written))
+    else:
+        windows = cut(texts, progress=progress)
     if ranks.count > 1:
         check_same_everywhere(ranks, loaded, digest, windows, recipe)
     if compare_with is not None:
@@ -351,6 +360,21 @@ def planned_windows(
     return windows
 
 
+def _device_of(model: PreTrainedModel | str | Path) -> str:
+    return default_device() if isinstance(model, (str, Path)) else input_device(model).type
+
+
+def _default_windows(texts: Texts, cut: Callable[[Texts], Windows]) -> tuple[Texts, Windows]:
+    """Cut the windows of texts, without the model's own where it cannot write any."""
+    try:
+        return texts, cut(texts)
+    except (TextError, ModelError) as failure:
+        given = Texts.of(f"{texts.parts[0].name}:{texts.windows}x{texts.length}")
+        windows = cut(given)
+        logger.warning("calibrating on %s alone, for the dense model writes no text: %s", given.name, failure)
+        return given, windows
+
+
 def cut_windows(
     texts: Texts, loaded: Loaded, digest: str, seed: int, bos: bool | None, progress: bool = True
 ) -> Windows:
@@ -359,12 +383,12 @@ def cut_windows(
     A GacError says if the model cannot write text, or lacks positions or token ids.
     """
 
-    def sample(windows: int, length: int, others: Sequence[Windows]) -> Windows:
+    def sample(windows: int, length: int) -> Windows:
         check_in_memory(loaded.model, f", with text {SELF!r}", "where it writes text", ", or name another text")
         check_positions(loaded.model, length, "calibration windows")
-        prompts = () if has_starts(loaded.tokenizer) else others
+        ranks = this_run()
         return sampled_windows(
-            loaded.model, loaded.tokenizer, digest, seed, this_run(), progress, windows, length, prompts, bos
+            loaded.model, loaded.tokenizer, digest, seed, ranks, progress, windows, length, with_bos=bos
         )
 
     windows = texts.cut(loaded.tokenizer, seed, bos, sample)

@@ -15,8 +15,8 @@ _SPLITS = 16
 Part = TextSpec | Documents
 CalibrationText = Text | Part | Iterable[str | Part]
 """Calibration text as a caller may pass it, see ``Texts.of``."""
-Sampler = Callable[[int, int, Sequence[Windows]], Windows]
-"""Samples so many windows of so many tokens from the dense model, beside those of other texts."""
+Sampler = Callable[[int, int], Windows]
+"""Samples so many windows of so many tokens from the dense model."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Texts:
         own = [] if sample is None else [part for part in self.parts if is_sampled(part)]
         cut = {part: calibration_windows(part, tokenizer, seed, bos) for part in self.parts if part not in own}
         if sample is not None:
-            cut |= {part: sample(part.windows, part.length, [*cut.values()]) for part in own}
+            cut |= {part: sample(part.windows, part.length) for part in own}
         each = [cut[part] for part in self.parts]
         if len(each) == 1:
             return each[0]

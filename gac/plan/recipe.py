@@ -47,6 +47,11 @@ HEADS = (DEFAULT_SCHEME, "w8a16")
 FEW_BITS = 4
 """Schemes of at most this many bits rotate the model by default."""
 
+DEFAULT_TEXT = ("wiki-sample:32x1024", "self:32x1024")
+"""Calibration text: what the model is for shows in what it writes."""
+DEFAULT_TEXT_ON_A_CPU = ("wiki-sample:14x1024", "self:2x1024")
+"""The same where the model is on a CPU, which takes a minute for so much of its own text."""
+
 Refit = Literal["none", "residual", "update"]
 """The refit of weights after compression, see ``gac.compression.refit``."""
 
@@ -63,9 +68,10 @@ class Measure:
             (``palu:N``), which gives k_proj and v_proj the form ``latent`` in groups of 4 (N) heads, leaves everything
             else dense, and reads the budget as the kept fraction of the KV cache; ``palu-fold`` has groups of one
             head, and folds V's second factor into o_proj.
-        text: calibration text: ``wiki-sample``, ``wikitext2``, ``c4``, a path, or ``self``, which the dense model
-            writes; optionally with windows and tokens, as in ``wiki-sample:64x1024``. Several texts are calibrated on
-            together; their windows have one length.
+        text: calibration text: ``wiki-sample``, ``news-sample``, ``python-reference``, ``wikitext2``, ``c4``, a path,
+            or ``self``, which the dense model writes; optionally with windows and tokens, as in
+            ``wiki-sample:64x1024``. Several texts are calibrated on together; their windows have one length. The
+            default is ``DEFAULT_TEXT``, and ``DEFAULT_TEXT_ON_A_CPU`` for a model on a CPU.
         seed: selects the windows of the text; 0 takes them in even steps.
         bos: True starts every calibration window with the tokenizer's BOS, in the place of one token of text. None
             does so where the tokenizer adds BOS by itself (Llama, Gemma, Mistral; not Qwen).
@@ -76,7 +82,7 @@ class Measure:
     """
 
     method: str = "kfac"
-    text: str | tuple[str, ...] = "wiki-sample"
+    text: str | tuple[str, ...] = DEFAULT_TEXT
     seed: Annotated[int, Ge(0), Most(MAX_INTEGER)] = 0
     shots: Shots = 1
     bos: bool | None = None

@@ -24,9 +24,7 @@ from gac.healing import run as run_module
 from gac.healing.records import LossPoint
 from gac.healing.trainables import Trainables
 from gac.measurement import own_text, session
-from gac.measurement.text import Windows, windows_of
-from gac.measurement.texts import Texts
-from gac.models.loading import Loaded
+from gac.measurement.openings import OPENINGS
 from gac.plan.summary import apply_commands
 from tests.cli.commands import answer, refused, run
 from tests.compression.applying import logits, losses_of_three_steps
@@ -233,22 +231,46 @@ def test_a_plan_is_calibrated_on_text_that_the_model_writes_and_compressed_on_th
         gac.evaluate(learned.model, tokenizer=learned.tokenizer, text="self", progress=False)
 
 
-def test_without_bos_and_template_calibration_text_continues_pieces_of_the_others(
-    learned: Trained, monkeypatch: pytest.MonkeyPatch
+def test_calibration_text_begins_with_openings_of_many_kinds(learned: Trained) -> None:
+    tokenizer = copy.deepcopy(learned.tokenizer)
+    plain = own_text.openings(tokenizer, 7)
+    assert len(plain) == len(OPENINGS)
+    assert all(start.ids[0] == 7 and not start.reply for start in plain)
+    tokenizer.chat_template = "Q{{ messages[0].content }}</s>{% if add_generation_prompt %}A{% endif %}"
+    mixed = own_text.openings(tokenizer, None)
+    [chat] = {start for start in mixed if start.reply}
+    assert chat == own_text.starts_of(tokenizer)[-1]
+    assert [start.reply != () for start in mixed[:8]] == [False, False, False, True] * 2
+    assert [(7, *start.ids) for start in mixed if not start.reply] == [start.ids for start in plain]
+
+
+def test_text_that_is_none_is_told_from_text() -> None:
+    ids = torch.randint(10, 1000, (3, 64), generator=torch.Generator().manual_seed(0))
+    assert own_text.flaw_of(ids, [2], [0, 1, 2]) is None
+    repeated = own_text.flaw_of(ids[:, :1].expand(3, 64), [2], [0, 1, 2])
+    assert repeated == "98% of its sequences of four tokens are repeated"
+    assert (
+        own_text.flaw_of(torch.where(torch.arange(64) % 3 > 0, 1, ids), [2], [0, 1]) == "66% of its tokens are special"
+    )
+    ended = torch.where(torch.arange(200) % 2 == 0, 2, torch.arange(200)).expand(3, 200)
+    assert own_text.flaw_of(ended, [2], [0, 1]) == "its documents have 2.0 tokens"
+
+
+def test_by_default_a_model_that_writes_no_text_is_calibrated_on_wikipedia_alone(
+    learned: Trained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    headless, prompts = copy.deepcopy(learned.tokenizer), []
-    headless.bos_token = None
-
-    def sample(_model: Any, tokenizer: Any, *options: Any) -> Windows:
-        windows, length, others, bos = options[-4:]
-        prompts.append([other.name for other in others])
-        return windows_of("self", torch.full((windows * length,), 7), tokenizer, windows, length, bos)
-
-    monkeypatch.setattr(session, "sampled_windows", sample)
-    texts = Texts.of([f"{learned.text}:4x{LENGTH}", f"self:3x{LENGTH}"])
-    for tokenizer in (headless, learned.tokenizer):
-        session.cut_windows(texts, Loaded(learned.model, "learned", tokenizer), "digest", 0, None)
-    assert prompts == [[str(learned.text)], []]
+    short = (f"{learned.text}:2x{LENGTH}", f"self:2x{LENGTH}")
+    monkeypatch.setattr(session, "DEFAULT_TEXT", short)
+    monkeypatch.setattr(session, "DEFAULT_TEXT_ON_A_CPU", (f"{learned.text}:3x{LENGTH}", f"self:1x{LENGTH}"))
+    monkeypatch.setattr(own_text, "sample", lambda _model, _starts, count, *_: torch.zeros(count * LENGTH).long())
+    options = {"tokenizer": learned.tokenizer, "profile": "nvidia-h100-80gb-hbm3", "progress": False}
+    plan = gac.allocate(learned.model, 0.5, calibration=list(short), latency="any", **options)
+    assert plan.recipe.measure.text == f"{learned.text}:4x{LENGTH}"
+    assert plan.measured.calibration.text == str(learned.text)
+    assert "the dense model writes no text" in caplog.text
+    monkeypatch.setattr(session, "DEFAULT_TEXT", ("wiki-sample",))
+    with pytest.raises(TextError, match=r"text 'self' of a dense model that writes none: .* tokens are repeated"):
+        gac.allocate(learned.model, 0.5, calibration=list(short), latency="any", **options)
 
 
 def test_a_chat_template_makes_the_model_answer(learned: Trained) -> None:
@@ -264,7 +286,6 @@ def test_a_chat_template_makes_the_model_answer(learned: Trained) -> None:
     ):
         writer = own_text.Writer(itertools.repeat(start))
         assert [writer.next_token(token, [end]) for token in sampled] == expected
-        assert writer.documents == {bos: 3, chat: 1}[start]
 
 
 def test_sampled_text_is_likely(learned: Trained) -> None:

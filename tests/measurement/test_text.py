@@ -3,7 +3,7 @@
 import bz2
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -263,14 +263,14 @@ def test_what_is_no_list_of_texts(files: list[str], others: list[Any], message: 
 def test_text_that_the_model_writes_is_sampled_beside_the_others_and_is_no_text_to_evaluate_on(
     files: list[str],
 ) -> None:
-    texts, asked = Texts.of([f"{files[0]}:3x8", "self:2x8"]), list[tuple[int, int, list[str]]]()
+    texts, asked = Texts.of([f"{files[0]}:3x8", "self:2x8"]), list[tuple[int, int]]()
 
-    def sample(windows: int, length: int, others: Sequence[Windows]) -> Windows:
-        asked.append((windows, length, [other.name for other in others]))
+    def sample(windows: int, length: int) -> Windows:
+        asked.append((windows, length))
         return windows_of("self", torch.full((windows * length,), 7), Ordinals(), windows, length)
 
     found = texts.cut(Ordinals(), sample=sample)
-    assert asked == [(2, 8, [files[0]])]
+    assert asked == [(2, 8)]
     assert (found.ids == 7).all(dim=1).tolist().count(True) == 2
     assert found.ids.shape == (5, 8)
     message = "text 'self', which the dense model writes; expected text that others wrote"
