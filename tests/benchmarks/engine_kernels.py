@@ -11,9 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm import _custom_ops as ops
-from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_make_workspace_new, marlin_permute_scales
-from vllm.scalar_type import scalar_types
 
 from gac.runtime.kernels.int8_fp8 import eight_bits_linear_of, gemm
 from gac.runtime.kernels.low_bit import few_bits_linear
@@ -43,6 +40,13 @@ def main() -> None:
 
 
 def _four_bits(m: int, n: int, k: int) -> Mapping[str, Launches]:
+    from vllm import _custom_ops as ops
+    from vllm.model_executor.layers.quantization.utils.marlin_utils import (
+        marlin_make_workspace_new,
+        marlin_permute_scales,
+    )
+    from vllm.scalar_type import scalar_types
+
     x, count = torch.randn(m, k, device="cuda", dtype=BF16), _count(m, n * k // 2)
     empty, work = torch.empty(0, dtype=torch.int, device="cuda"), marlin_make_workspace_new(torch.device("cuda", 0))
     kind, scales = scalar_types.uint4b8, [torch.rand(k // GROUP, n, device="cuda").to(BF16) for _ in range(count)]
@@ -66,6 +70,8 @@ def _four_bits(m: int, n: int, k: int) -> Mapping[str, Launches]:
 
 
 def _blocks(m: int, n: int, k: int) -> Mapping[str, Launches]:
+    from vllm import _custom_ops as ops
+
     x = quantise_rows(torch.randn(m, k, device="cuda", dtype=BF16), torch.float8_e4m3fn, BLOCK)
     weights = [torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn) for _ in range(_count(m, n * k))]
     scale = torch.rand(n // BLOCK, k // BLOCK, device="cuda")
