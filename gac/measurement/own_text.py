@@ -10,6 +10,7 @@ the text. After EOS another document begins in the same window. The text is kept
 
 import hashlib
 import json
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -43,6 +44,7 @@ VERSION = 5  # the version of the sampler: text that another version wrote is no
 MAX_DOCUMENTS = 64  # documents per window above which the model counts as one that writes nothing
 MAX_SPECIAL = 0.5  # share of special tokens, likewise
 MIN_DISTINCT = 0.2  # share of distinct sequences of four tokens in a window, below which it counts as repetition
+PIECE = 256  # tokens of calibration text that a CPU samples one after the other: it is faster with more rows at once
 OPENINGS_PER_CHAT = 3  # openings before a start from the chat template
 # Not cuDNN's attention, which plans anew for every length.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -73,8 +75,8 @@ def sampled_windows(
     """Sample windows from the dense model with this ``digest``, or read them from disk.
 
     Args:
-        prompts: windows of other texts, which are continued; without any BOS and the chat template begin documents.
-            None: openings of many kinds of text do.
+        prompts: windows of other texts, which are continued. If there are none, documents begin with BOS and the chat
+            template. None: they begin with openings of many kinds of text.
         with_bos: whether every window begins with BOS, see ``bos_of``.
 
     Raises:
@@ -83,10 +85,11 @@ def sampled_windows(
     """
     bos = bos_of(tokenizer, with_bos)
     starts = openings(tokenizer, bos) if prompts is None else pieces_of(prompts, bos) or starts_of(tokenizer)
-    settings = json.dumps([VERSION, digest, windows, length, seed, [asdict(start) for start in starts]])
+    pieces = max(1, length // PIECE) if prompts is None and input_device(model).type == "cpu" else 1
+    settings = json.dumps([VERSION, digest, windows, length, seed, pieces, [asdict(start) for start in starts]])
     path = home() / FOLDER / f"{hashlib.sha256(settings.encode()).hexdigest()[:40]}.safetensors"
     if not ranks.once(path.exists) and ranks.leads:
-        write_tensors(path, {"ids": sample(model, starts, windows, length, seed, bos, show_progress)})
+        write_tensors(path, {"ids": sample(model, starts, windows, length, seed, bos, show_progress, pieces)})
     ranks.once(lambda: None)  # the others wait
     try:
         ids = read_tensors(path, torch.device("cpu"))["ids"]
@@ -182,23 +185,35 @@ class Writer:
 
 
 def sample(
-    model: Any, starts: Sequence[Start], windows: int, length: int, seed: int, bos: int | None, show_progress: bool
+    model: Any,
+    starts: Sequence[Start],
+    windows: int,
+    length: int,
+    seed: int,
+    bos: int | None,
+    show_progress: bool,
+    pieces: int = 1,
 ) -> Tensor:
     """Sample windows, one after another, int64; without the ``bos`` that is put before each of them later.
 
-    First documents of windows take ``starts`` in even steps, later ones the next.
+    The ``pieces`` of a window are sampled at once, and lie one after the other. First documents of pieces take
+    ``starts`` in even steps, later ones the next.
     """
-    bar = progress_bar("writing text", "token", total=windows * length, shown=show_progress)
-    first = (window * len(starts) // windows for window in range(windows))
+    text, count = length - (bos is not None), windows * pieces
+    tokens = -(-text // pieces) + (bos is not None)
+    bar = progress_bar("writing text", "token", total=count * tokens, shown=show_progress)
+    first = (piece * len(starts) // count for piece in range(count))
     writers = [Writer(islice(cycle(starts), start, None)) for start in first]
-    uniform = torch.rand(windows, length, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
-    size = batch_size(model, length)
-    with bar, frozen(model), training_autocast(model), sdpa_kernel(ATTENTION):
-        batches = [slice(begin, begin + size) for begin in range(0, windows, size)]
+    uniform = torch.rand(count, tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    size = batch_size(model, tokens)
+    with bar, frozen(model), training_autocast(model), sdpa_kernel(ATTENTION), warnings.catch_warnings():
+        # Older releases of transformers know no other name.
+        warnings.filterwarnings("ignore", "`past_key_values` is deprecated", FutureWarning)
+        batches = [slice(begin, begin + size) for begin in range(0, count, size)]
         ids = torch.cat([_sample_batch(model, writers[batch], uniform[batch], bar) for batch in batches])
-    if bos is None:
-        return ids.flatten()
-    return torch.cat([row[1:] if int(row[0]) == bos else row[:-1] for row in ids])
+    if bos is not None:
+        ids = torch.stack([row[1:] if int(row[0]) == bos else row[:-1] for row in ids])
+    return ids.view(windows, -1)[:, :text].flatten()
 
 
 def ends_of(model: Any) -> list[int]:

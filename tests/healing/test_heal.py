@@ -300,6 +300,16 @@ def test_sampled_text_is_likely(learned: Trained) -> None:
     assert torch.equal(headed.view(3, LENGTH - 1), windows[:, 1:])
 
 
+@pytest.mark.parametrize("headed", [False, True])
+def test_pieces_of_a_window_are_written_at_once(learned: Trained, headed: bool) -> None:
+    bos = learned.tokenizer.bos_token_id
+    starts = [own_text.Start((bos, 5)), own_text.Start((bos, 6))]
+    ids = own_text.sample(learned.model, starts, 2, 13, 0, bos if headed else None, show_progress=False, pieces=3)
+    for row, opening in zip(ids.view(2, 13 - headed), (5, 6), strict=True):
+        begins = range(0, 12, 4) if headed else range(1, 13, 5)  # BOS is put before windows later
+        assert [int(row[at]) for at in begins] == [opening] * 3
+
+
 def test_the_batch_size_does_not_change_the_sample(tiny_model: Any, monkeypatch: Any) -> None:
     starts, samples = [own_text.Start((256,)), own_text.Start((5, 6), (7, 8))], []
     for size, seed in ((1, 0), (3, 0), (3, 1)):
