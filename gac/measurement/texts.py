@@ -91,11 +91,12 @@ class Texts:
         Args:
             sample: writes text ``self``; without it that is refused.
         """
-        own = [] if sample is None else [part for part in self.parts if is_sampled(part)]
-        cut = {part: calibration_windows(part, tokenizer, seed, bos) for part in self.parts if part not in own}
-        if sample is not None:
-            cut |= {part: sample(part.windows, part.length) for part in own}
-        each = [cut[part] for part in self.parts]
+        each = [
+            calibration_windows(part, tokenizer, seed, bos)
+            if sample is None or not is_sampled(part)
+            else sample(part.windows, part.length)
+            for part in self.parts
+        ]
         if len(each) == 1:
             return each[0]
         rows = [iter(windows.ids) for windows in each]

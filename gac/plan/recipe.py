@@ -50,7 +50,7 @@ FEW_BITS = 4
 DEFAULT_TEXT = ("wiki-sample:32x1024", "self:32x1024")
 """Calibration text: what the model is for shows in what it writes."""
 DEFAULT_TEXT_ON_A_CPU = ("wiki-sample:14x1024", "self:2x1024")
-"""The same where the model is on a CPU, which takes a minute for so much of its own text."""
+"""The same where the model is on a CPU, where much of its own text would take longest."""
 
 Refit = Literal["none", "residual", "update"]
 """The refit of weights after compression, see ``gac.compression.refit``."""

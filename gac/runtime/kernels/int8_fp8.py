@@ -29,6 +29,8 @@ _BLOCK_TILES = {
 _OF_MANY_OUTPUTS = {**_BLOCK_TILES, MOST_ROWS: Tile(64, 128, _BLOCK, 4, 4)}
 """The same where a tile of 128 outputs for each SM is there."""
 _ALIGNED = 4  # cuBLAS reads scales of so many rows, and of so many blocks of columns, at a time
+_CUDA = tuple(map(int, (torch.version.cuda or "0").split(".")))
+_LIBRARY_HAS_BLOCKS = torch.__version__ >= "2.9" and _CUDA >= (12, 9)
 _CAPABILITY = {torch.int8: (8, 0), torch.float8_e4m3fn: (9, 0)}
 
 
@@ -101,8 +103,8 @@ def eight_bits_linear(x: Tensor, weight: Tensor, scale: Tensor, block: int | Non
 
 
 def _product(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype, block: int | None) -> Tensor:
-    rows, is_aligned = len(x.numbers), block is None or weight.shape[1] % (_ALIGNED * block) == 0 == len(weight) % block
-    if weight.dtype == torch.int8 or rows <= MOST_ROWS or not is_aligned:
+    rows = len(x.numbers)
+    if weight.dtype == torch.int8 or rows <= MOST_ROWS or (block is not None and not _has_library_gemm(weight, block)):
         return gemm(x, weight, scale, dtype, block=block)
     numbers, row_scale = x.numbers, x.scale
     if block is not None:
@@ -112,6 +114,13 @@ def _product(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype
     weight_scale = scale.float().t()
     y = torch._scaled_mm(numbers, weight.t(), row_scale, weight_scale, out_dtype=torch.bfloat16)
     return y[:rows].to(dtype)
+
+
+def _has_library_gemm(weight: Tensor, block: int) -> bool:
+    """Return whether cuBLAS multiplies a weight with scales of blocks: on Hopper GPUs, from CUDA 12.9 on."""
+    rows, columns = weight.shape
+    is_aligned = rows % block == 0 and columns % (_ALIGNED * block) == 0
+    return is_aligned and _LIBRARY_HAS_BLOCKS and torch.cuda.get_device_capability(weight.device) == (9, 0)
 
 
 def _block_tiles(weight: Tensor) -> dict[int, Tile]:

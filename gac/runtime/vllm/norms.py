@@ -3,8 +3,6 @@
 They are those of vLLM's decoder layers whose ``forward`` hands each norm to one linear layer, and to nothing else.
 """
 
-from collections.abc import Iterator
-
 from torch import nn
 from vllm.model_executor.models.llama import LlamaDecoderLayer
 from vllm.model_executor.models.mistral import MistralDecoderLayer
@@ -20,13 +18,11 @@ _READERS = {"input_layernorm": "self_attn.qkv_proj", "post_attention_layernorm":
 
 def stored_readers(model: nn.Module) -> dict[nn.Module, nn.Module]:
     """Return the stored layers that alone read a norm, by that norm."""
-    return dict(_pairs(model))
-
-
-def _pairs(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    readers = {}
     for module in model.modules():
         if type(module).forward in _READ_ONCE:
             parts = dict(module.named_modules())  # without those of a block that is left out
             for norm, name in _READERS.items():
                 if isinstance(getattr(parts.get(name), "quant_method", None), StoredLinearMethod):
-                    yield parts[norm], parts[name]
+                    readers[parts[norm]] = parts[name]
+    return readers

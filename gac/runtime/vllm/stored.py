@@ -82,8 +82,7 @@ class Gemm:
         """Multiply x ``(rows, columns)``; with an activation x is gate beside up, of twice as many columns."""
         tensors = self.tensors(layer)
         if activation is not None:
-            can_run = self._can_run(x)
-            product = self.storage.gated_kernel(x, tensors, self._columns) if can_run else None
+            product = self.storage.gated_kernel(x, tensors, self._columns) if self._can_run(x) else None
             if product is not None:
                 return product
             x = activation(x)
@@ -153,7 +152,7 @@ class StoredLinearMethod(PlannedLinearMethod):
         super().__init__(modules)
         self._stored = [None if module is None else storage_of(name, module) for module in modules]
         self._read: dict[tuple[int, str], dict[str, Tensor]] = {}
-        self._prepared: tuple[int, Any] | None = None
+        self._prepared: tuple[int, Any] | None = None  # the address of the next input, and what the kernel reads of it
 
     def _add_parameters(self, layer: Any, dtype: torch.dtype) -> None:
         self._dtype, self._strided = dtype, False
@@ -217,7 +216,7 @@ class StoredLinearMethod(PlannedLinearMethod):
         return y if self.activation is None or self.hands_over else self.activation(y)
 
     def prepare(self, layer: Any, x: Tensor, norm: AddNorm) -> bool:
-        """Run the norm that gives the next input, as the kernel reads it; False: no kernel does, and it did not run."""
+        """Run the norm that makes the next input, as the kernel reads it; False: it was not run, for none does."""
         inputs = self._firsts[0].normed(layer, x, norm) if len(self._firsts) == 1 else None
         self._prepared = None if inputs is None else (norm.into[0].data_ptr(), inputs)
         return inputs is not None
