@@ -60,7 +60,7 @@ With GAC {_words(plan.gac_version)} and the profile `{profile.digest[:12]}` of t
 
 
 _STOCK = "No code but transformers is needed."
-_EXPORTED = {
+_EXPORTED = {  # what the card says of each way to export
     None: f"Its MLPs have fewer neurons, which the config of its stock architecture says. {_STOCK}",
     "merge": "It was exported merged: pairs are multiplied out, and what was removed is filled with zeros. So it has "
     f"as many parameters as the dense model, and is neither smaller nor faster. {_STOCK}",
@@ -69,7 +69,6 @@ _EXPORTED = {
     "deci": "It is a DeciLM: the sizes of its layers differ, as `block_configs` in its config says. vLLM has the "
     "model, and needs a class for this config: docs/checkpoints.md of GAC has it. transformers does not open it.",
 }
-"""What the card says of each way to export."""
 
 
 def export_card(plan: Plan, way: str | None = None) -> str:

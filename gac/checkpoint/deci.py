@@ -32,8 +32,7 @@ _COPIED = (
 )
 _EXPECTED = "MLPs of any width, fewer key-value heads and skipped blocks, in 16 or 32 bits, as in DeciLM"
 _REMEDY = "Plan with gac allocate MODEL --form narrow --form skip, without a scheme."
-_STEP = 256
-"""Readers of ``ffn_mult`` round widths up to its multiples."""
+_STEP = 256  # readers of ``ffn_mult`` round widths up to its multiples
 
 
 class DeciLMConfig(LlamaConfig):  # type: ignore[no-untyped-call]

@@ -176,9 +176,7 @@ def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
         if scheme_named(choice.scheme).ragged(columns):
             expected = "groups that divide the columns"
         raise CheckpointError(
-            f"{choice.name} in {choice.scheme}, a {kind.__name__} of {columns} columns",
-            expected,
-            _REMEDY,
+            f"{choice.name} in {choice.scheme}, a {kind.__name__} of {columns} columns", expected, _REMEDY
         )
     return without(layout, embeddings_of(model))
 

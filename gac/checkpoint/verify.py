@@ -35,8 +35,7 @@ _NOT_ESSENTIAL = frozenset(
 # several Python files.
 _READ = (".json", ".jinja", ".txt", ".model", ".py")
 _NOT_READ = frozenset({"config.json", "adapter_config.json", DIGESTS})
-_MAX_BYTES = 2**30
-"""Of all files together that are neither config nor weights: tokenizers of a million tokens take a tenth."""
+_MAX_BYTES = 2**30  # of all files but config and weights together: tokenizers of a million tokens take a tenth
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,7 @@ import click
 
 import gac
 from gac.cli.command import Answer, Command, note, plan_document
-from gac.cli.options import (
-    AT_LEAST_1,
-    document_option,
-    option,
-    reject_options,
-    several,
-    switch,
-    tokenizer_option,
-)
+from gac.cli.options import AT_LEAST_1, document_option, option, reject_options, several, switch, tokenizer_option
 from gac.evaluation.sample_tasks import SAMPLE_TASKS, task_names
 from gac.measurement.samples import SAMPLE_TEXTS, SAMPLE_WINDOWS, SAMPLES
 

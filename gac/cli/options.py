@@ -16,8 +16,7 @@ from gac.forms import DEFAULT_FORMS
 T = TypeVar("T", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
 AT_LEAST_1 = click.IntRange(min=1)
-LARGEST = 2**63 - 1
-"""The largest size that a latency table can hold."""
+LARGEST = 2**63 - 1  # the largest size that a latency table can hold
 
 
 def option(names: str, help: str, kind: Any = None, metavar: str | None = None, **how: Any) -> Callable[[T], T]:

@@ -133,12 +133,7 @@ def profile(
 
 
 def _profile_steps(
-    models: Sequence[str],
-    workloads: Sequence[str],
-    path: Path,
-    dtype: str,
-    python: Path | None,
-    schemes: Sequence[str],
+    models: Sequence[str], workloads: Sequence[str], path: Path, dtype: str, python: Path | None, schemes: Sequence[str]
 ) -> None:
     from gac.core.workloads import Workload
     from gac.evaluation.engines.steps import profile_steps

@@ -134,14 +134,13 @@ def complete_file(path: Path, what: str, error: type[GacError] = GacError) -> It
         raise error(problem, "a writable path", "Choose another path.") from failure
 
 
-_KINDS = {
+_KINDS = {  # documents that users confuse, by a field that others lack; the remedy
     "points": ("a frontier", "Save a plan of it: gac.Frontier.load(path).plan(index).save(file), or use gac allocate."),
     "press": ("a plan of tokens kept", "Evict with gac.press; gac allocate makes plans of weights."),
     "turns": ("a bench of an engine", "Draw it with gac plot speeds; gac allocate makes plans of weights."),
     "results": ("a bench", "Name another file; gac allocate makes plans of weights."),
     "prediction": ("a plan of weights", "Apply it with gac compress; gac tokens makes plans of tokens kept."),
 }
-"""Documents that users confuse, by a field that others lack; the remedy."""
 
 
 class Record:

@@ -26,8 +26,7 @@ BATCH = 16_384  # tokens of a step, in full windows
 STEPS = 64  # the minimum number of steps; batches get smaller to allow it
 EVALUATIONS = 20  # the largest number of held-out evaluations
 EVALUATED = 0.3  # the largest number of held-out windows that are evaluated per training window
-LABELS_START = 0.85
-"""Labels are used after this share of the work, so that a few epochs of a small text do not memorise it."""
+LABELS_START = 0.85  # share of the work before labels are used, so that a few epochs of a small text do not memorise it
 PATIENCE = 4  # evaluations that show overfitting; as many follow while the rate falls
 
 

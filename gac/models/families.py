@@ -161,11 +161,10 @@ def _owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-LLAMA = (
+LLAMA = (  # architectures whose layers are named and shaped as Llama's: q/k/v/o and a gated MLP, GQA, any head_dim
     *("ernie4_5", "gemma", "hunyuan_v1_dense", "llama", "ministral", "mistral"),
     *("qwen2", "qwen3", "seed_oss", "smollm3"),
 )
-"""Architectures whose layers are named and shaped as Llama's: q/k/v/o and a gated MLP, GQA, any head_dim."""
 
 LLAMA_PARALLEL = ("cohere", "cohere2", "stablelm")
 """The same, but attention and MLP share one norm, in StableLM where the config says so."""

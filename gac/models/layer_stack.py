@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from gac.core.errors import ModelError
 from gac.models.modules import free_memory, run_on
 
-HOST_BYTES = 4 * 2**30
-"""Hidden states kept in host memory while that spares computing them again."""
+HOST_BYTES = 4 * 2**30  # hidden states kept in host memory while that spares computing them again
 
 
 class LayerStack:

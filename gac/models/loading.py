@@ -427,7 +427,7 @@ _UNKNOWN = "has a model_type in config.json that transformers does not know"
 _VERSION = f"an architecture of transformers {transformers.__version__}"
 _NO_TYPE = "has no config.json with a model_type"
 _DECODER = "a decoder that AutoModelForCausalLM loads"
-_REASONS = (
+_REASONS = (  # problem, expectation and remedy by a part of transformers' message
     ("custom code", "needs code of its own", "an architecture that transformers has", _OWN_CODE),
     ("does not recognize this architecture", _UNKNOWN, _VERSION, "Correct config.json, or update transformers."),
     ("Unrecognized model in", _NO_TYPE, "the config of a causal language model", "Fetch the whole checkpoint."),
@@ -436,4 +436,3 @@ _REASONS = (
     ("does not appear to have a file named model", *_WEIGHTS),
     ("does not appear to have a file named pytorch_model", *_WEIGHTS),
 )
-"""Problem, expectation and remedy by a part of transformers' message."""

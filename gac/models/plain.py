@@ -153,6 +153,15 @@ def _check_configs(model: Any) -> None:
             raise ModelError(problem, "one that transformers can save", remedy) from failure
 
 
+def is_in_memory(model: nn.Module) -> bool:
+    return _offloaded(model) is None
+
+
+def _offloaded(model: nn.Module) -> str | None:
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return next((name for name, values in tensors if values.is_meta), None)
+
+
 def check_in_memory(
     model: nn.Module,
     option: str = "",
@@ -163,8 +172,7 @@ def check_in_memory(
 
     Parts of its message: the ``option`` that needs them, its ``use`` of weights, and what to do ``otherwise``.
     """
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    if name := next((name for name, values in tensors if values.is_meta), None):
+    if name := _offloaded(model):
         raise ModelError(
             f"{name} is offloaded by its device_map{option}",
             f"every weight in the memory of a device, {use}",

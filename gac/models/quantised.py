@@ -15,11 +15,10 @@ from gac.core.untrusted import is_plain_name, read_model_json
 logger = logging.getLogger("gac")
 
 ORIGINAL = "Use the checkpoint that it was made from."
-SCALES = re.compile(
+SCALES = re.compile(  # names of tensors by which quantisers keep what belongs to a weight, or the weight itself
     r"(_scale(_\w+)?|\.scales?|_scales|zeros?|zero_point|_packed|_shape|g_idx|absmax|quant_map|quant_state\..*|nested_\w+"
     r"|qweight|\bSCB|_amax|_blocks|_quantizer\..*)$"
 )
-"""Names of tensors by which quantisers keep what belongs to a weight, or the weight itself."""
 
 _EXPECTED = (
     "weights in 16 or 32 bits, FP8 in blocks (quant_method 'fp8'), or compressed-tensors of one scheme, which are "

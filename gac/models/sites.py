@@ -10,21 +10,15 @@ from gac.core.errors import PlanError
 _EDITED = "Make it again; this file was edited."
 LARGEST_SIZE, _MOST_HEADS = 2**31, 2**16
 
-Side = Literal["out", "in"]
-"""A side of a weight: its outputs or its inputs."""
-_IN_FILES = {
+Side = Literal["out", "in"]  # a side of a weight: its outputs or its inputs
+_IN_FILES = {  # names of fields in plan files
     "input_group": "reads",
     "to_residual": "writes",
     "query_heads": "asked",
     "input_from_norm": "made",
     "fusion_optional": "either",
 }
-"""Names of fields in plan files."""
-_STORED: Any = {
-    "extra": "forbid",
-    "allow_inf_nan": False,
-    "alias_generator": lambda name: _IN_FILES.get(name, name),
-}
+_STORED: Any = {"extra": "forbid", "allow_inf_nan": False, "alias_generator": lambda name: _IN_FILES.get(name, name)}
 
 
 @dataclass(frozen=True)

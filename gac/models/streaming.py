@@ -19,14 +19,10 @@ from gac.models.modules import free_memory
 
 logger = logging.getLogger(__name__)
 
-SHARE = 0.6
-"""Share of a GPU's free memory for weights: moments, hidden states and decompositions need the rest."""
-FULL = 0.9
-"""Share above which a model is too large for one GPU."""
-LARGE = 1 << 16
-"""Bytes from which a weight goes through pinned memory."""
-CHUNK = 32 << 20
-"""Bytes of each of two pinned buffers: one is filled while the other is sent."""
+SHARE = 0.6  # share of a GPU's free memory for weights: moments, hidden states and decompositions need the rest
+FULL = 0.9  # share above which a model is too large for one GPU
+LARGE = 1 << 16  # bytes from which a weight goes through pinned memory
+CHUNK = 32 << 20  # bytes of each of two pinned buffers: one is filled while the other is sent
 _cuda: Any = torch.cuda  # whose events have no annotations
 
 

@@ -20,17 +20,13 @@ NOISE_FLOOR = 0.06
 """Two latencies closer than this are the same, however small their spread: many kernels on an H100 have two latencies
 that lie as far apart, and keep to one of them for as long as a timing lasts."""
 
-FALSE_ALARMS = 0.001
-"""Probability that noise alone makes a dim look collapsed, over all the dims that it is compared with."""
+FALSE_ALARMS = 0.001  # probability that noise alone makes a dim look collapsed, over all dims that it is compared with
 
-RECOVERED = 0.9
-"""A larger dim rescues a collapsed one if it wins back this share of the gain of the fastest larger one."""
+RECOVERED = 0.9  # a larger dim rescues a collapsed one if it wins back this share of the gain of the fastest larger one
 
-MUCH_SLOWER = 1.10
-"""An alignment class whose median slowdown is above this does not keep up with the aligned dims."""
+MUCH_SLOWER = 1.10  # an alignment class whose median slowdown is above this does not keep up with the aligned dims
 
-TOLERATED = 1.05
-"""A dim may be this much slower than a larger one and still be offered as a candidate."""
+TOLERATED = 1.05  # a dim may be this much slower than a larger one and still be offered as a candidate
 
 CLASSES = (1, 2, 4, 8, 16, 32)
 """The alignment classes that have a coarser one, by the largest power of two that divides their dims."""

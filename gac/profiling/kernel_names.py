@@ -85,7 +85,7 @@ _XMMA = rf"sm{_SM}_xmma_gemm\w*?tilesize{_TILE}x{_K_TILE}(?:_stage(?P<stages>\d+
 _TRAITS = r"<\s*Flash_fwd_kernel_traits<(?P<template_d>\d+), (?P<tile>\d+), (?P<tile2>\d+)"
 _FPROP = rf"_flash_fprop(?:\w*?_{_TILE}x(?P<template_d>\d+))?"
 
-_FORMATS: tuple[tuple[str, str, Role, dict[str, Any]], ...] = (
+_FORMATS: tuple[tuple[str, str, Role, dict[str, Any]], ...] = (  # tried in this order
     # nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_splitK_TNN: types, tile, k-tile x stages, cluster, order. It reads
     # operands by TMA, so rows are 16-byte aligned: 8 elements of two bytes, 16 of FP8 (q).
     (rf"nvjet_(?:sm{_SM}_)?q[a-z]*{_NVJET}", "nvjet", "gemm", {"tier": 16, "persistent": True}),
@@ -122,12 +122,7 @@ _FORMATS: tuple[tuple[str, str, Role, dict[str, Any]], ...] = (
     # cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_...: query rows, key columns,
     # dim of a head; then the warpgroups. It needs that dim to be a multiple of 8. Those for Hopper launch a CTA an SM
     # whatever the shape (b=1 s=1024 and b=4 s=2048 alike on an H100), so they are persistent.
-    (
-        rf"sdpa_sm(?P<architecture>9\d|1\d\d){_FPROP}",
-        "cudnn attention",
-        "attention",
-        {"tier": 8, "persistent": True},
-    ),
+    (rf"sdpa_sm(?P<architecture>9\d|1\d\d){_FPROP}", "cudnn attention", "attention", {"tier": 8, "persistent": True}),
     (rf"sdpa_sm{_SM}{_FPROP}", "cudnn attention", "attention", {"tier": 8}),
     # fmha_cutlassF_bf16_aligned_64x128_rf_sm80: query rows x key columns, output in registers or in memory
     (rf"fmha_cutlassF_\w*?notaligned_{_TILE}_\w*?sm{_SM}", "mem-efficient", "attention", {"tier": 1}),
@@ -144,4 +139,3 @@ _FORMATS: tuple[tuple[str, str, Role, dict[str, Any]], ...] = (
     (r"triu_tril_kernel", "mask", "other", {}),
     (r"elementwise_kernel", "elementwise", "other", {}),
 )
-"""Tried in this order."""

@@ -18,8 +18,7 @@ LARGEST = 2**50
 Count = Annotated[int, Meta(ge=1, le=LARGEST)]
 CountOrZero = Annotated[int, Meta(ge=0, le=LARGEST)]
 Text = Annotated[str, Meta(max_length=2**16)]
-Nanoseconds = Annotated[float, Meta(ge=1e-3, le=1e15)]
-"""From a picosecond to some days."""
+Nanoseconds = Annotated[float, Meta(ge=1e-3, le=1e15)]  # from a picosecond to some days
 
 Cache = Literal["cold", "hot"]
 Extent = tuple[int, int, int]

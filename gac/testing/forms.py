@@ -210,11 +210,7 @@ def _check_cache(form: Form, model: nn.Module, dims: Mapping[str, int]) -> None:
 
 
 def _compressed(
-    form: Form,
-    run: CalibrationRun,
-    sites: Sequence[Site],
-    fits: Mapping[int, LayerFit],
-    dims: Mapping[str, int],
+    form: Form, run: CalibrationRun, sites: Sequence[Site], fits: Mapping[int, LayerFit], dims: Mapping[str, int]
 ) -> nn.Module:
     choices = [WeightChoice(weight, form.name, dims[site.name]) for site in sites for weight in site.weights]
     copy = deepcopy(run.model)

@@ -14,10 +14,8 @@ from gac.schemes.base import storage_of
 from gac.schemes.feedback.order import Inputs
 
 _SHAPES = ((16, 256), (48, 128), (8, 200))
-ROUNDED = 2**-7
-"""Largest relative change of a 16-bit number that is rounded to 16 bits again."""
-AS_MODELLED = 0.1
-"""Largest relative difference between the error of inputs and ``Scheme.noise``."""
+ROUNDED = 2**-7  # largest relative change of a 16-bit number that is rounded to 16 bits again
+AS_MODELLED = 0.1  # largest relative difference between the error of inputs and ``Scheme.noise``
 
 
 def check_scheme(scheme: Scheme) -> None:

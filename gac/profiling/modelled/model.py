@@ -12,14 +12,11 @@ from gac.profiling.operators import OPERATORS
 from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES, numbers_of, stored_as
 from gac.profiling.rows import Rows
 
-REACH = 4
-"""A shape is modelled where some measured one has each size within this factor of its own."""
+REACH = 4  # a shape is modelled where some measured one has each size within this factor of its own
 
-SIDE = 256
-"""The longer side of a weight that is modelled, at least: no model of the tables has a smaller one."""
+SIDE = 256  # the longer side of a weight that is modelled, at least: no model of the tables has a smaller one
 
-LEAST = 32
-"""Measured shapes of an operator, dtype, number of rows and alignment that a model is fitted to, at least."""
+LEAST = 32  # measured shapes of an operator, dtype, number of rows and alignment that a model is fitted to, at least
 
 ALIGNED = 8
 """From this class on, 16 bytes of 16-bit numbers, alignment moves latencies little; those dims are fitted together."""

@@ -17,8 +17,7 @@ Backend = Literal["auto", "flash", "efficient", "cudnn", "math"]
 
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
-FLASH_TEMPLATES = (32, 64, 96, 128, 160, 192, 224, 256)
-"""The head_dims that FlashAttention-2 was compiled for."""
+FLASH_TEMPLATES = (32, 64, 96, 128, 160, 192, 224, 256)  # the head_dims that FlashAttention-2 was compiled for
 
 _LARGEST = FLASH_TEMPLATES[-1]
 _KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION", "math": "MATH"}

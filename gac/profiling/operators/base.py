@@ -25,11 +25,9 @@ ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4, "int32": 4, "int64": 8,
 """Bytes of a number. Every other dtype belongs to a scheme that has a storage for its weights."""
 
 _FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn", "fp32": "float32"}
-TORCH_NAMES = {name: _FLOATS.get(name, name) for name in ITEM_BYTES}
-"""PyTorch's names of these dtypes."""
+TORCH_NAMES = {name: _FLOATS.get(name, name) for name in ITEM_BYTES}  # PyTorch's names of these dtypes
 
-ACTIVATIONS = scheme_named(DEFAULT_SCHEME).dtype
-"""The 16-bit dtype of inputs and results of schemes."""
+ACTIVATIONS = scheme_named(DEFAULT_SCHEME).dtype  # the 16-bit dtype of inputs and results of schemes
 
 WORST_ERROR = 2e-2
 """Relative Frobenius error against float32 above which a result is wrong (bf16 rounding gives 2e-3 to 5e-3)."""

@@ -27,8 +27,7 @@ from gac.profiling.timing.measure import GpuMeasurer
 
 logger = logging.getLogger("gac")
 
-WIDEST = 32768
-"""The most columns: those that pairs of the largest models' layers gather in one go."""
+WIDEST = 32768  # the most columns: those that pairs of the largest models' layers gather in one go
 
 _NARROWEST = 8
 

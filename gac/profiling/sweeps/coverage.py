@@ -27,8 +27,7 @@ DTYPES = ("bf16", "fp16")
 
 FP8_SINCE = (8, 9)
 
-DimsOf = Callable[[int], tuple[int, ...]]
-"""Dims to time along an axis that goes up to a size."""
+DimsOf = Callable[[int], tuple[int, ...]]  # dims to time along an axis that goes up to a size
 
 _CACHES: tuple[Cache, ...] = ("cold", "hot")
 _AFFORDED = 700

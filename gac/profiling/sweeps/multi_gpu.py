@@ -21,14 +21,12 @@ from gac.profiling.timing.measure import GpuMeasurer
 
 T = TypeVar("T")
 
-TOLERANCE = 0.03
-"""Largest relative slowdown of one GPU against another, beyond the noise of its own timings."""
+TOLERANCE = 0.03  # largest relative slowdown of one GPU against another, beyond the noise of its own timings
 TIMINGS = 5
 
 _MAY_DIFFER = frozenset({"device", "shared_with", "date", "others", "memory_bytes"})
 
-_measurer: list[GpuMeasurer] = []
-"""The measurer of a process that measures for another one."""
+_measurer: list[GpuMeasurer] = []  # the measurer of a process that measures for another one
 
 
 class RemoteMeasurer:

@@ -20,8 +20,7 @@ PASSES = 3
 SENTINEL_SECONDS = 15.0
 _SENTINELS = 3
 _BATCH = 256
-_BATCHES_EACH = 8
-"""Batches of each of several measurers, at least: none waits long for the others."""
+_BATCHES_EACH = 8  # batches of each of several measurers, at least: none waits long for the others
 
 
 class Measurer(Protocol):

@@ -18,8 +18,7 @@ LEAST_BATCH = 3
 MOST_BATCHES = 6
 BATCH_NS = 200_000_000.0
 PRECISION = 0.01
-AGREEMENT = 0.03
-"""Largest relative range of the middle eight of ten samples: two of ten at another latency are no outliers."""
+AGREEMENT = 0.03  # largest relative range of the middle eight of ten samples: two of ten elsewhere are no outliers
 
 STEADY_CLOCK = 0.97
 SLOWEST_CLOCK = 0.75

@@ -30,12 +30,11 @@ from gac.runtime.storage.modules import StoredBlocks
 
 _ATTENTION = "gac_latents"
 _PAIRS = ("k_proj", "v_proj")
-_ROTATES: dict[str, Callable[[Any], bool]] = {
+_ROTATES: dict[str, Callable[[Any], bool]] = {  # attentions that rotate keys in some layers only, and in which
     "Cohere2Attention": lambda attention: attention.sliding_window is not None,
     "Exaone4Attention": lambda attention: attention.sliding_window is None or attention.is_sliding,
     "SmolLM3Attention": lambda attention: bool(attention.use_rope),
 }
-"""Attentions that rotate keys in some layers only, and in which."""
 
 
 def attend_latents(

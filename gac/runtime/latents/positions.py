@@ -19,7 +19,7 @@ from gac.runtime.kernels.latent_attention.layout import with_runs
 
 QUANTIZED: Any = getattr(cache_utils, "BaseQuantizedLayer", QuantizedLayer)
 """The class of cache layers that round what they keep."""
-_OPERATIONS = (
+_OPERATIONS = (  # methods of a cache layer that change which tokens it keeps, but for ``update``
     "activate_past_recording",
     "batch_repeat_interleave",
     "batch_select_indices",
@@ -27,7 +27,6 @@ _OPERATIONS = (
     "reorder_cache",
     "reset",
 )
-"""Methods of a cache layer that change which tokens it keeps, but for ``update``."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,7 @@ from torch import Tensor
 from gac.runtime.plain import modeling_gac
 from gac.runtime.storage.base import Storage, Tensors, not_scales
 
-_LEAST = 2.0**-126
-"""The smallest number in float32 with all of its digits, and a reciprocal."""
+_LEAST = 2.0**-126  # the smallest number in float32 with all of its digits, and a reciprocal
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ def _storages() -> dict[str, tuple[Callable[..., Storage], tuple[str, ...]]]:
     return {kind.__name__: (kind, tuple(field.name for field in fields(kind))) for kind in kinds}
 
 
-STORAGES = _storages()
-"""Storages by their name in ``config.json``, and the options that make one."""
+STORAGES = _storages()  # storages by their name in ``config.json``, and the options that make one
 
 
 class Stored(modeling_gac.Matrix):
