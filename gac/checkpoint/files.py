@@ -144,9 +144,6 @@ def unread(source: Path) -> AbstractContextManager[None]:
     return reading(error)
 
 
-# --- weights --------------------------------------------------------------------------------------------------------
-
-
 def weight_files(directory: Path, full: str = "model.safetensors") -> tuple[tuple[str, ...], str | None]:
     """The files of this directory that hold the weights, each once, in order, and the name of the index, if any.
 

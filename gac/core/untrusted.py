@@ -20,7 +20,7 @@ _PARSED = (
     *("config.json", "generation_config.json", "adapter_config.json"),
     *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
 )
-_READ_WHOLE = (".json", ".jinja", ".txt", ".model")
+_UNBOUNDED = (".json", ".jinja", ".txt", ".model")
 _MAX_LETTERS, _MAX_NAME_BYTES = 2**16, 255
 MAX_INTEGER = 2**62  # of JSON: files that hold larger numbers are refused
 _MAX_DIGITS = len(str(-MAX_INTEGER))
@@ -131,7 +131,7 @@ def check_model_files(folder: Path, error: type[GacError]) -> None:
     for name in filter(lambda name: os.path.lexists(folder / name), _PARSED):
         read_model_json(folder / name, f"a {name} of a transformers model", error)
     for path in _entries(folder):
-        if path.suffix not in _READ_WHOLE or not path.exists() or path.is_dir():
+        if path.suffix not in _UNBOUNDED or not path.exists() or path.is_dir():
             continue
         if not path.is_file() or (size := path.stat().st_size) > MAX_BYTES:
             problem = f"of {size:,} bytes" if path.is_file() else "is a pipe or a device"

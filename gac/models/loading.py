@@ -422,13 +422,13 @@ def _made_from(name: str) -> str:
 
 
 _WEIGHTS = ("has no weights", "model.safetensors, its index, or pytorch_model.bin", "Fetch the whole checkpoint.")
-_OWN_CODE = "Load it with transformers (trust_remote_code=True), and pass the model."
+_CUSTOM_CODE = "Load it with transformers (trust_remote_code=True), and pass the model."
 _UNKNOWN = "has a model_type in config.json that transformers does not know"
 _VERSION = f"an architecture of transformers {transformers.__version__}"
 _NO_TYPE = "has no config.json with a model_type"
 _DECODER = "a decoder that AutoModelForCausalLM loads"
 _REASONS = (  # problem, expectation and remedy by a part of transformers' message
-    ("custom code", "needs code of its own", "an architecture that transformers has", _OWN_CODE),
+    ("custom code", "needs code of its own", "an architecture that transformers has", _CUSTOM_CODE),
     ("does not recognize this architecture", _UNKNOWN, _VERSION, "Correct config.json, or update transformers."),
     ("Unrecognized model in", _NO_TYPE, "the config of a causal language model", "Fetch the whole checkpoint."),
     ("Unrecognized configuration class", "is no causal language model", _DECODER, "Use another model."),

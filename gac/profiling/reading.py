@@ -76,9 +76,6 @@ def malformed(problem: str) -> ProfileError:
     )
 
 
-# --- lines ---
-
-
 def read_line(line: bytes, where: str) -> Line:
     try:
         record: Line = _DECODER.decode(line)
@@ -131,9 +128,6 @@ def _header(line: bytes, where: str) -> Header:
     if not record.header.gpu.isprintable() or not record.header.gpu:
         raise malformed(f"{where}: header.gpu: {record.header.gpu[:_SHOWN]!r}")
     return record.header
-
-
-# --- columns ---
 
 
 class _Reader:

@@ -58,18 +58,18 @@ def check_comparable(frontier: Frontier, other: Plan | Frontier, name: str) -> N
 def figure_of_frontier(
     frontier: Frontier | str | Path,
     plans: Mapping[str, Plan | str | Path] | None = None,
-    beside: Mapping[str, Frontier | str | Path] | None = None,
+    others: Mapping[str, Frontier | str | Path] | None = None,
 ) -> "Figure":
     """``plot_frontier`` against parameters, and the latency of each workload that is known.
 
     Also against bytes where numbers are rounded, and against the KV cache where that is limited.
     """
     frontier, plans = Frontier.opened(frontier), Plan.opened_each(plans or {})
-    beside, axes = Frontier.opened_each(beside or {}), frontier.axes()
+    others, axes = Frontier.opened_each(others or {}), frontier.axes()
     measured, method = frontier.measured, frontier.recipe.measure.method
     with page(len(axes), f"{measured.model}, {method}, {measured.profile.gpu}") as (figure, panels):
         for ax, against in zip(panels, axes, strict=True):
-            plot_frontier(frontier, plans, beside, against=against, ax=ax)
+            plot_frontier(frontier, plans, others, against=against, ax=ax)
     return figure
 
 
@@ -77,7 +77,7 @@ def figure_of_frontier(
 def plot_frontier(
     frontier: Frontier | str | Path,
     plans: Mapping[str, Plan | str | Path] | None = None,
-    beside: Mapping[str, Frontier | str | Path] | None = None,
+    others: Mapping[str, Frontier | str | Path] | None = None,
     *,
     against: str = PARAMS,
     ax: "Axes | None" = None,
@@ -86,7 +86,7 @@ def plot_frontier(
 
     Args:
         plans: plans to mark, by the name to show; at most 6.
-        beside: other frontiers of the same model, by the name to show; at most 6.
+        others: other frontiers of the same model, by the name to show; at most 6.
         against: ``params``, ``bytes``, ``kv_numbers``, or one of the frontier's workloads.
 
     Raises:
@@ -94,12 +94,12 @@ def plot_frontier(
         GacError: nothing is known of the workload, or there are more than 6 plans or frontiers.
     """
     frontier, plans = Frontier.opened(frontier), Plan.opened_each(plans or {})
-    beside = Frontier.opened_each(beside or {})
-    for kind, others in (("plans", plans), ("frontiers", beside)):
-        if others:
-            check_many(len(others), kind)
-        for name, other in others.items():
-            check_comparable(frontier, other, name)
+    others = Frontier.opened_each(others or {})
+    for kind, drawn in (("plans", plans), ("frontiers", others)):
+        if drawn:
+            check_many(len(drawn), kind)
+        for name, record in drawn.items():
+            check_comparable(frontier, record, name)
     axes = frontier.axes()
     if against not in axes:
         raise GacError(f"a frontier against {against!r}", f"one of {', '.join(axes)}", "Name one of these.")
@@ -112,7 +112,7 @@ def plot_frontier(
     scale, label = axis_of(against, largest)
     with panel(ax, (4.6, 3.2)) as ax:
         _plot(ax, frontier, against, axes[against], scale, plans)
-        _plot_others(ax, beside, against, scale)
+        _plot_others(ax, others, against, scale)
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, fontsize=6, handlelength=1.2)
         ax.set_title(title, pad=4)
         ax.set_xlabel(label)

@@ -28,33 +28,19 @@ DOTTED: Any = {"color": "#999999", "lw": 0.6, "ls": (0, (1, 2)), "zorder": 1}  #
 
 _ENDINGS = (".png", ".pdf", ".svg")
 _SCREEN = 110  # dots an inch in a notebook, where the smallest words are to be read
-_STYLE: Any = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 7,
-    "hatch.linewidth": 0.4,
-    "pdf.fonttype": 42,
-    "svg.fonttype": "none",
-}
+_STYLE = Path(__file__).with_name("page.mplstyle")
 
 
 @contextmanager
 def page(panels: int, title: str) -> Iterator[tuple["Figure", Sequence["Axes"]]]:
     """A figure of some panels, two in a row, to draw on inside the block."""
     require_matplotlib()
-    from matplotlib import rc_context
+    from matplotlib import style
     from matplotlib.figure import Figure
 
     columns = min(2, panels)
     rows = -(-panels // columns)
-    with rc_context(_STYLE):
+    with style.context(_STYLE):
         figure = Figure(figsize=(3.65 * columns if columns > 1 else 5.6, 2.75 * rows + 0.35), layout="constrained")
         figure.suptitle(title, fontsize=9, fontweight="bold", x=0.01, ha="left", parse_math=False)
         axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
@@ -74,11 +60,11 @@ def panel(ax: "Axes | None", size: tuple[float, float]) -> Iterator["Axes"]:
     Text on them is literal: a dollar sign in a model's name begins no formula.
     """
     require_matplotlib()
-    from matplotlib import pyplot, rc_context
+    from matplotlib import pyplot, style
 
     # Outside the style's context: with the first figure a notebook sets parameters that are to stay.
     figure = pyplot.figure(figsize=size, dpi=_SCREEN, layout="constrained") if ax is None else None
-    with rc_context(_STYLE):
+    with style.context(_STYLE):
         drawn = ax if figure is None else figure.subplots()
         assert drawn is not None
         yield drawn
@@ -122,7 +108,7 @@ def save(drawn: "Axes | Figure", path: str | Path) -> None:
     """Write a figure, or the figure of some axes, as PDF, PNG or SVG; an interrupted write leaves no file."""
     path = Path(path)
     check_figure(path)
-    from matplotlib import rc_context
+    from matplotlib import style
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -130,7 +116,7 @@ def save(drawn: "Axes | Figure", path: str | Path) -> None:
         raise GacError(f"a {type(drawn).__name__} to save", "a figure, or axes of one", "Pass what gac.plots returned.")
     figure = drawn if isinstance(drawn, Figure) else drawn.get_figure()
     assert isinstance(figure, Figure), "axes of a subfigure are saved by their figure"
-    with rc_context(_STYLE), complete_file(path, "figure") as temporary:
+    with style.context(_STYLE), complete_file(path, "figure") as temporary:
         figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=200)
 
 
@@ -139,9 +125,6 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as failure:
         raise GacError("matplotlib is not installed", "it, for a figure", "Run pip install matplotlib.") from failure
-
-
-# --- markers and legends --------------------------------------------------------------------------------------------
 
 
 def check_many(number: int, what: str) -> None:

@@ -57,7 +57,7 @@ def tiny_text() -> Documents:
 
 
 @contextmanager
-def own_home() -> Iterator[None]:
+def temporary_home() -> Iterator[None]:
     """Nothing that is measured inside is kept; ``GAC_HOME`` is as before on exit."""
     with TemporaryDirectory(prefix="gac-testing-") as folder, patch.dict(os.environ, GAC_HOME=folder):
         yield

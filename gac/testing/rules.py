@@ -8,7 +8,7 @@ from gac.core.errors import GacError
 from gac.forms import DEFAULT_FORMS, DENSE, FORMS
 from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
-from gac.testing.models import own_home, tiny_model, tiny_text, tiny_tokenizer
+from gac.testing.models import temporary_home, tiny_model, tiny_text, tiny_tokenizer
 
 _WORKLOAD = "prefill:1x1024"
 
@@ -26,7 +26,7 @@ def check_rule(rule: Rule) -> None:
     """
     RULES.check(rule)
     _check_refusals(rule)
-    with own_home():
+    with temporary_home():
         plans = {budget: _plan(rule, budget) for budget in (0.5, 0.8)}
         again = _plan(rule, 0.5)
     assert again == plans[0.5], f"{rule.name}: another plan when asked again"

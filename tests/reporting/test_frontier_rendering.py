@@ -95,13 +95,13 @@ def test_points_stand_where_they_are_and_are_hollow_if_not_proved(saved: Frontie
 def test_another_frontier_of_the_same_model_is_drawn_where_its_costs_are_known(saved: Frontier) -> None:
     by_bytes = frontier(rounding(budget=1.0), points=5, limit="bytes")
     plain = frontier(rounding(budget=1.0, schemes=("bf16",)), points=5)
-    params, size, prefill = figure_of_frontier(by_bytes, beside={"without schemes": plain}).axes[:3]
+    params, size, prefill = figure_of_frontier(by_bytes, others={"without schemes": plain}).axes[:3]
     for ax, against in ((params, "params"), (size, "bytes"), (prefill, PREFILL)):
         assert legend(ax)[-1] == "without schemes"
         assert len(ax.lines[-1].get_xdata()) == len(curve(plain, against)) > 1
     assert [ax.lines[-1].get_linestyle() for ax in (params, size)] == ["-", "None"]
     other = replace(saved, measured=replace(saved.measured, model="another", digest="1" * 64))
     with pytest.raises(PlanError, match=r"frontier theirs for another .* beside a frontier of tiny"):
-        figure_of_frontier(saved, beside={"theirs": other})
+        figure_of_frontier(saved, others={"theirs": other})
     with pytest.raises(GacError, match="7 frontiers in one figure; expected 1 to 6"):
-        figure_of_frontier(saved, beside=dict.fromkeys("abcdefg", saved))
+        figure_of_frontier(saved, others=dict.fromkeys("abcdefg", saved))

@@ -124,9 +124,6 @@ def _legend(names: Iterable[str]) -> list["Line2D"]:
     return [*(proxy(name, **marker(number)) for number, name in enumerate(names)), hollow, barred]
 
 
-# --- head by head ---------------------------------------------------------------------------------------------------
-
-
 @checked
 def heads(plan: Plan | str | Path, *, ax: "Axes | None" = None) -> "Axes":
     """Numbers that the KV cache keeps of a token for each key-value head, hollow where they are no multiple of 8.
@@ -164,9 +161,6 @@ def heads(plan: Plan | str | Path, *, ax: "Axes | None" = None) -> "Axes":
         ax.set_ylabel("dims a head (numbers cached a token)")
         ax.set_title(f"{plan.measured.model}, {plan.recipe.measure.method}; dotted: the dense head", pad=4)
     return ax
-
-
-# --- latency of a layer ---------------------------------------------------------------------------------------------
 
 
 @checked

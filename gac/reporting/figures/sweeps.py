@@ -206,9 +206,6 @@ def _label(ax: "Axes", sweep: Sweep, unit: str) -> None:
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, **_NARROW)
 
 
-# --- the kernels that ran -------------------------------------------------------------------------------------------
-
-
 def _mains(sweep: Sweep, place: int) -> list[Kernel]:
     kernels = (describe(launch.name) for launch in sweep.launches[place])
     return [kernel for kernel in kernels if kernel.main]

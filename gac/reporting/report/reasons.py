@@ -119,9 +119,6 @@ def size_noun(plan: Plan) -> str:
     return COSTS[plan.size.column].unit.removesuffix("s")
 
 
-# --- latency of the next dims ---------------------------------------------------------------------------------------
-
-
 def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shared: bool) -> tuple[str, ...]:
     """One sentence a workload: latency at the dim, at the next dim, and at the next sound one.
 

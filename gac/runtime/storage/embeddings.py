@@ -63,8 +63,8 @@ def multiply_rows(
     Of few inputs it is one product, where the storage has a kernel.
     """
     rows, tensors = part.stop - part.start, {name: item.to(x.device) for name, item in tensors.items()}
-    in_one = x.numel() <= MOST_ROWS * columns and storage.unsupported_reason(x.device, x.dtype, rows, columns) is None
-    step, parts = rows if in_one else HEAD_ROWS, []
+    single = x.numel() <= MOST_ROWS * columns and storage.unsupported_reason(x.device, x.dtype, rows, columns) is None
+    step, parts = rows if single else HEAD_ROWS, []
     for start in range(0, rows, step):
         stop = min(start + step, rows)
         some = storage.slice_rows(tensors, slice(part.start + start, part.start + stop))
