@@ -37,18 +37,12 @@ _LEAST_PAIRED = 8
 
 @dataclass(frozen=True)
 class ClassComparison:
-    """One alignment class against the coarser dims that zero-padding would make of its dims.
+    """One alignment class against the coarser dims that zero-padding would make of its dims."""
 
-    Attributes:
-        step: the class: the largest power of two that divides its dims, of which ``dims`` were compared.
-        against: the coarser step, up to 64, whose next larger multiple helps the class most.
-        slowdown: the median of their latency over that of that multiple, between the quartiles ``low`` and ``high``.
-    """
-
-    step: int
-    against: int
-    dims: int
-    slowdown: float
+    step: int  # the class: the largest power of two that divides its dims
+    against: int  # the coarser step, up to 64, whose next larger multiple helps the class most
+    dims: int  # number of dims that were compared
+    slowdown: float  # median of their latency over that of that multiple, between the quartiles ``low`` and ``high``
     low: float
     high: float
 
@@ -297,9 +291,8 @@ def _flat(profile: Profile, sweep: Sweep) -> Sweep | None:
     """Return the sweep as if every dim took the same; None where too few dims have as many passes for A as for B."""
     halves = {}
     for dim in sweep.dims.tolist():
-        row = profile.find(
-            Point(operation(sweep.operator, **dict(sweep.fixed), **{sweep.axis: dim}), sweep.dtype, sweep.cache)
-        )
+        shape = operation(sweep.operator, **dict(sweep.fixed), **{sweep.axis: dim})
+        row = profile.find(Point(shape, sweep.dtype, sweep.cache))
         if row is not None and row.passes and len(row.passes) % 2 == 0:
             a, b = (row.with_passes(row.passes[side::2]) for side in (0, 1))
             halves[dim] = (a.median_ns, b.median_ns, a.spread_ns, b.spread_ns)

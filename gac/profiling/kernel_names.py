@@ -14,35 +14,23 @@ Role = Literal["gemm", "gemv", "attention", "copy/pad", "reduce", "other"]
 
 @dataclass(frozen=True)
 class Kernel:
-    """Properties that the name of a kernel shows; the others are None.
-
-    Attributes:
-        family: the library or kind, the second column of ``_FORMATS``; ``other`` where no format is known.
-        architecture: the compute capability it was written for, times ten (75, 80, 90), not the one it ran on.
-        tier: elements to which its operands must be aligned: 16, 8, 4, 2 or 1.
-        tile: output elements of a CTA. GEMM: along the features (n), then along the rows (m), since BLAS libraries
-            see a row-major result transposed; attention: query rows, then key columns.
-        k_tile, stages: elements of k in a stage of the pipeline through shared memory, and its stages.
-        split_k: k is divided over CTAs (a second kernel then adds them up).
-        cluster: CTAs of a thread block cluster, (x, y).
-        persistent: a CTA goes on to further tiles, so that the grid need not count the tiles.
-        template_d: attention: the head_dim that the kernel was compiled for.
-        even_k: FlashAttention-2: it was compiled for exactly that head_dim, without bounds checks (is_even_K).
-    """
+    """Properties that the name of a kernel shows; the others are None."""
 
     name: str
-    family: str
+    family: str  # the library or kind, the second column of ``_FORMATS``; ``other`` where no format is known
     role: Role
-    architecture: int | None = None
-    tier: int | None = None
+    architecture: int | None = None  # compute capability it was written for, times ten (75, 80), not the one it ran on
+    tier: int | None = None  # elements to which its operands must be aligned: 16, 8, 4, 2 or 1
+    # Output elements of a CTA. GEMM: along the features (n), then along the rows (m), since BLAS libraries see a
+    # row-major result transposed; attention: query rows, then key columns.
     tile: tuple[int, int] | None = None
-    k_tile: int | None = None
-    stages: int | None = None
-    split_k: bool = False
-    cluster: tuple[int, int] | None = None
-    persistent: bool = False
-    template_d: int | None = None
-    even_k: bool | None = None
+    k_tile: int | None = None  # elements of k in a stage of the pipeline through shared memory
+    stages: int | None = None  # of that pipeline
+    split_k: bool = False  # k is divided over CTAs (a second kernel then adds them up)
+    cluster: tuple[int, int] | None = None  # CTAs of a thread block cluster, (x, y)
+    persistent: bool = False  # a CTA goes on to further tiles, so that the grid need not count the tiles
+    template_d: int | None = None  # attention: the head_dim that the kernel was compiled for
+    even_k: bool | None = None  # FlashAttention-2: compiled for just that head_dim, without bounds checks (is_even_K)
 
     @property
     def main(self) -> bool:

@@ -25,26 +25,16 @@ Extent = tuple[int, int, int]
 
 
 class Header(Struct, frozen=True, forbid_unknown_fields=True):
-    """Machine and software of a profile; clocks in MHz, power in W, memory in bytes.
-
-    Attributes:
-        device: a digest of the GPU's serial UUID: two GPUs of one model never share a file.
-        shared_memory_bytes: the most shared memory of a CTA.
-        dtype_policy, timing: how GEMMs may accumulate, and how each number was obtained.
-        shared_with: other users of the GPU when the file was begun or resumed; empty if there were none.
-        triton: whose kernels multiply weights in the storage of a scheme; None if not recorded.
-        link: ``NVLink`` or ``PCIe`` between the GPUs of the host; None if no collective was measured.
-        others: digests as ``device`` of the equal GPUs that measured at the same time.
-    """
+    """Machine and software of a profile; clocks in MHz, power in W, memory in bytes."""
 
     schema_version: int
     gpu: str
-    device: str
+    device: str  # a digest of the GPU's serial UUID: two GPUs of one model never share a file
     compute_capability: Annotated[str, Meta(pattern=r"^\d{1,3}\.\d{1,3}$")]
     sm_count: Count
     l2_bytes: Count
     memory_bytes: Count
-    shared_memory_bytes: Count
+    shared_memory_bytes: Count  # the most that a CTA can have
     sm_clock_max_mhz: Count
     memory_clock_mhz: Count
     power_limit_w: float | None
@@ -54,13 +44,13 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
     cudnn: str
     torch: str
     gac_version: str
-    dtype_policy: str
-    timing: str
+    dtype_policy: str  # how GEMMs may accumulate
+    timing: str  # how each number was obtained
     date: str
-    shared_with: str
-    triton: str | None = None
-    link: str | None = None
-    others: tuple[str, ...] = ()
+    shared_with: str  # other users of the GPU when the file was begun or resumed; empty if there were none
+    triton: str | None = None  # whose kernels multiply weights in the storage of a scheme; None if not recorded
+    link: str | None = None  # ``NVLink`` or ``PCIe`` between the GPUs of the host; None if no collective was measured
+    others: tuple[str, ...] = ()  # digests as ``device`` of the equal GPUs that measured at the same time
 
     @property
     def libraries(self) -> str:
@@ -93,28 +83,20 @@ class Launch:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One timed point. A sweep times it in several passes, minutes apart, so that no burst of noise hits them all.
-
-    Attributes:
-        median_ns: the median of ``passes``, which has the median in ns of each pass, in order.
-        iqr_ns, samples, sm_clock_mhz, converged: of the first pass: the interquartile range in ns of its samples, their
-            number, and whether it knew its median to within 1 %.
-        launches: the kernels that ran, in order; empty where they are not known.
-        error: why the point has no number (``median_ns`` and ``iqr_ns`` are then None).
-    """
+    """One timed point. A sweep times it in several passes, minutes apart, so that no burst of noise hits them all."""
 
     operator: str
     shape: dict[str, int]
     dtype: str
     cache: Cache
-    median_ns: float | None
-    iqr_ns: float | None
-    samples: int
+    median_ns: float | None  # of ``passes``
+    iqr_ns: float | None  # interquartile range of the samples of the first pass
+    samples: int  # of the first pass, as the next two
     sm_clock_mhz: int | None
-    converged: bool
-    launches: tuple[Launch, ...] = ()
-    error: str | None = None
-    passes: tuple[float, ...] = ()
+    converged: bool  # the median was known to within 1 %
+    launches: tuple[Launch, ...] = ()  # the kernels that ran, in order; empty where they are not known
+    error: str | None = None  # why the point has no number (``median_ns`` and ``iqr_ns`` are then None)
+    passes: tuple[float, ...] = ()  # the median in ns of each pass, in order
 
     @classmethod
     def of(cls, point: Point, *numbers: Any, **more: Any) -> "Measurement":

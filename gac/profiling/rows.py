@@ -22,32 +22,21 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Measurements in the order of their lines; ``rows[3]`` is built from the columns, all of length n.
-
-    Attributes:
-        kind: int64; each row's index in ``kinds``.
-        sizes: int64, shape ``(n, most axes)``; 0 beyond a row's last axis.
-        iqr_ns: float64, of the first pass's samples; NaN where there is no number.
-        samples, sm_clock_mhz: int64; a clock of 0 is not known.
-        launched: int64; each row's index in ``launches``, sequences of numbers of kernels and grids.
-        errors: by row, why it has no number.
-        passes: float64; the medians of all passes, row by row, in order.
-        starts: int64, shape ``(n + 1,)``; row i has ``passes[starts[i]:starts[i + 1]]``.
-    """
+    """Measurements in the order of their lines; ``rows[3]`` is built from the columns, all of length n."""
 
     kinds: tuple[Kind, ...]
-    kind: Ints
-    sizes: Ints
-    iqr_ns: Floats
+    kind: Ints  # each row's index in ``kinds``
+    sizes: Ints  # shape ``(n, most axes)``; 0 beyond a row's last axis
+    iqr_ns: Floats  # of the first pass's samples; NaN where there is no number
     samples: Ints
-    sm_clock_mhz: Ints
+    sm_clock_mhz: Ints  # 0: not known
     converged: Bools
-    launched: Ints
-    launches: tuple[tuple[tuple[int, int, int, int], ...], ...]
+    launched: Ints  # each row's index in ``launches``
+    launches: tuple[tuple[tuple[int, int, int, int], ...], ...]  # sequences of numbers of kernels and grids
     kernels: tuple[KernelLine, ...]
-    errors: Mapping[int, str]
-    passes: Floats
-    starts: Ints
+    errors: Mapping[int, str]  # by row, why it has no number
+    passes: Floats  # the medians of all passes, row by row, in order
+    starts: Ints  # shape ``(n + 1,)``; row i has ``passes[starts[i]:starts[i + 1]]``
     _launches: dict[int, tuple[Launch, ...]] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:

@@ -57,8 +57,7 @@ class Sweep:
     @property
     def label(self) -> str:
         """For example ``low_rank bf16 m=1024 k=4096 n=4096, r``; hot sweeps say so."""
-        kind = self.dtype if self.cache == "cold" else f"{self.dtype} {self.cache}"
-        return f"{' '.join([self.operator, kind, *(f'{axis}={size}' for axis, size in self.fixed)])}, {self.axis}"
+        return f"{Point(Operation(self.operator, self.fixed), self.dtype, self.cache)}, {self.axis}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

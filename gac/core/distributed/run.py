@@ -5,7 +5,7 @@ import logging
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -40,7 +40,7 @@ def on_every_rank(name: str) -> Iterator[None]:
     the others exit with it.
     """
     ranks, watch = _started()
-    with _quiet(not ranks.leads), _watched(watch, ranks):
+    with nullcontext() if ranks.leads else _quiet(), _watched(watch, ranks):
         _meet(name, ranks)
         yield
 
@@ -122,10 +122,7 @@ def _watched(watch: Watch, ranks: Ranks) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet(quiet: bool) -> Iterator[None]:
-    if not quiet:
-        yield
-        return
+def _quiet() -> Iterator[None]:
     logger = logging.getLogger("gac")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

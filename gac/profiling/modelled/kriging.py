@@ -28,15 +28,11 @@ class Kriging:
     It is a sum of a broad part and, for each axis, of stairs: steps at the same sizes of that axis for all sizes of the
     other axes, since tiles and waves end there. Every part falls off exponentially with distance, and with each
     doubling of an axis' alignment class.
-
-    Attributes:
-        sizes, classes: logs of the shapes' sizes, and log2 of the sizes' alignment classes; shape ``(n, axes)``.
-        weights: ``K^-1`` times the residuals, shape ``(n,)``.
     """
 
-    sizes: Floats
-    classes: Floats
-    weights: Floats
+    sizes: Floats  # logs of the shapes' sizes, shape ``(n, axes)``
+    classes: Floats  # log2 of the sizes' alignment classes, shape ``(n, axes)``
+    weights: Floats  # ``K^-1`` times the residuals, shape ``(n,)``
 
     @classmethod
     def fit(cls, shapes: Ints, residuals: Floats) -> "Kriging":

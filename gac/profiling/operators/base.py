@@ -121,39 +121,27 @@ class Operator(Runner):
     """One operator over named axes: its description, and how it runs in plain numbers.
 
     A new operator is a subclass in ``operators/NAME.py``, whose instances are in that module's ``OPERATORS``.
-
-    Attributes:
-        name: the operator's name in profiles.
-        axes: names of its axes, in the order in which an operation gives them.
-        dtypes: the numbers that it can be timed in.
-        stored: can also be timed with weights in the storage of a scheme, in the scheme's dtype. Then it reads
-            activations once, and multiplies them with one weight after the other.
-        reads: the axes of each tensor that one launch reads, as in ``m k``; activations first, then weights.
-        writes: the axes of each tensor that it writes: intermediates first, results last.
-        products: the axes of each GEMM, whose sizes multiply to its multiplications; where weights can be stored in
-            the order of ``linear`` or ``batched_gemm``.
-        smooth: latency follows sizes alone, whatever divides them, so that it is linear between two measured dims.
-        compressed_axis: the axis that compression changes.
-        cublas: GEMMs of cuBLAS do its work, so that the rules of cuBLAS bind its dims.
-        gemm_sides: for each axis along the rows of a matrix, its sides in the GEMMs: ``k`` (rows of both operands),
-            ``n`` (rows of the result), or both.
-        pair_of: for an operator of two GEMMs in a row, the operator of each by itself.
-        general: the sweeps that describe a GPU.
     """
 
-    name: str
-    axes: tuple[str, ...]
-    dtypes: tuple[str, ...] = ("bf16", "fp16")
+    name: str  # in profiles
+    axes: tuple[str, ...]  # names of its axes, in the order in which an operation gives them
+    dtypes: tuple[str, ...] = ("bf16", "fp16")  # the numbers that it can be timed in
+    # It can also be timed with weights in the storage of a scheme, in the scheme's dtype. Then it reads activations
+    # once, and multiplies them with one weight after the other.
     stored: bool = False
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()  # axes of each tensor that one launch reads, as in ``m k``; activations first
+    writes: tuple[str, ...] = ()  # axes of each tensor that it writes: intermediates first, results last
+    # The axes of each GEMM, whose sizes multiply to its multiplications; where weights can be stored in the order of
+    # ``linear`` or ``batched_gemm``.
     products: tuple[str, ...] = ()
-    smooth: bool = False
-    compressed_axis: str = "k"
-    cublas: bool = True
+    smooth: bool = False  # latency follows sizes alone, whatever divides them: it is linear between two measured dims
+    compressed_axis: str = "k"  # the axis that compression changes
+    cublas: bool = True  # GEMMs of cuBLAS do its work, so that the rules of cuBLAS bind its dims
+    # For each axis along the rows of a matrix, its sides in the GEMMs: ``k`` (rows of both operands), ``n`` (rows of
+    # the result), or both.
     gemm_sides: Mapping[str, str] = MappingProxyType({})
-    pair_of: str | None = None
-    general: tuple[AxisSweep, ...] = ()
+    pair_of: str | None = None  # for an operator of two GEMMs in a row, the operator of each by itself
+    general: tuple[AxisSweep, ...] = ()  # the sweeps that describe a GPU
 
     def takes(self, dtype: str) -> bool:
         return dtype in self.dtypes or (self.stored and dtype not in ITEM_BYTES and bool(scheme_timed_as(dtype)))

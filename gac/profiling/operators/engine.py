@@ -1,14 +1,10 @@
 """Whole steps of a dense model in an engine: rows of a table that ``gac profile --engine`` measures in the engine."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, NoReturn
 
 from gac.plan.engines import STEPS
 from gac.profiling.operators.base import Operator
 from gac.schemes import scheme_timed_as
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class EngineStep(Operator):
@@ -27,11 +23,11 @@ class EngineStep(Operator):
     def takes(self, dtype: str) -> bool:
         return dtype in self.dtypes or (self.name == STEPS[1] and scheme_timed_as(dtype) is not None)
 
-    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
+    def run(self, *_tensors: Any) -> NoReturn:
         raise RuntimeError("an engine runs whole steps: gac profile --engine vllm")
 
-    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
-        raise RuntimeError("an engine runs whole steps: gac profile --engine vllm")
+    def compare(self, *tensors: Any) -> NoReturn:
+        self.run(*tensors)
 
 
 OPERATORS = tuple(map(EngineStep, STEPS))

@@ -13,6 +13,7 @@ from gac.core.workloads import Workload
 from gac.forms import DENSE, form_named
 from gac.plan.layers import kinds_of, weights_by_layer
 from gac.plan.plan import Plan, WeightChoice
+from gac.profiling.records import Point
 from gac.profiling.table import Profile
 from gac.reporting.page import (
     ALIGNED,
@@ -156,9 +157,8 @@ def heads(plan: Plan | str | Path, *, ax: "Axes | None" = None) -> "Axes":
         ax.axhline(full, **DOTTED)
         entries = _legend(cached)[:-1]
         ax.legend(handles=entries, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(entries), fontsize=6)
-        ax.set_ylim(0, 1.08 * full)
+        ax.set(ylim=(0, 1.08 * full), ylabel="dims a head (numbers cached a token)")
         ax.set_xlabel(f"key-value head, layer by layer ({every[0].heads} a layer)")
-        ax.set_ylabel("dims a head (numbers cached a token)")
         ax.set_title(f"{plan.measured.model}, {plan.recipe.measure.method}; dotted: the dense head", pad=4)
     return ax
 
@@ -225,8 +225,7 @@ def _latency(choice: WeightChoice, timing: Timing, *, dense: bool) -> int:
     dim = form.full(choice.weight) if dense else choice.dim
     ns, _ = timing.of_weight(form, choice.weight, np.array([dim], dtype=np.int64), scheme)
     if int(ns[0, 0]) == UNKNOWN:
-        operation = form.latency.operation(choice.weight, dim, timing.workloads[0].rows)
-        shape = " ".join([operation.operator, scheme.dtype, *(f"{axis}={size}" for axis, size in operation.shape)])
+        shape = Point(form.latency.operation(choice.weight, dim, timing.workloads[0].rows), scheme.dtype)
         assert timing.profile is not None
         raise ProfileError(
             f"profile {timing.profile.path.stem} lacks {shape}, which {choice.name} runs",

@@ -46,10 +46,9 @@ def prediction(outcomes: Sequence[Outcome], *, title: str | None = None, ax: "Ax
             place: dict[str, Any] = {"textcoords": "offset points", "ha": "right" if right else "left", "va": "top"}
             point = outcome.predicted, outcome.measured
             ax.annotate(outcome.name, point, (-6 if right else 6, -3), fontsize=6.5, **place)
-        ax.set_xlim(min(0.0, *predicted), top)
-        ax.set_ylim(min(0.0, *measured), top)
-        ax.set_xlabel("predicted ln(perplexity / dense), nats a token")
-        ax.set_ylabel("measured ln(perplexity / dense), nats a token")
+        ratio = "ln(perplexity / dense), nats a token"
+        ax.set(xlim=(min(0.0, *predicted), top), xlabel=f"predicted {ratio}")
+        ax.set(ylim=(min(0.0, *measured), top), ylabel=f"measured {ratio}")
         ax.set_title("predicted and measured" if title is None else title, pad=4)
         ax.legend(loc="upper left")
     return ax
