@@ -135,7 +135,6 @@ ALLOWED = {
     ("plan/record.py", "together"): "stored in plans",
     ("plan/evidence.py", "held"): "stored in plans of healed models",
     ("tokens/plan.py", "whole"): "stored in plans of tokens",
-    ("reporting/frontier.py", "beside"): "public keyword of gac.plots.figure_of_frontier and plot_frontier",
     ("core/errors.py", "given"): "public attribute of GacError",
     ("runtime/parallel/ranks.py", "given"): "attribute of SplitError, which becomes that of a GacError",
 }
