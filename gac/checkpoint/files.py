@@ -1,6 +1,5 @@
 """The files of a compressed checkpoint, each read and checked by itself: config, plan, weights."""
 
-import json
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from gac.checkpoint.header import agreed_plan, contradiction, header_of
+from gac.checkpoint.header import agreed_plan, contradiction
 from gac.core.errors import CheckpointError, GacError, first_line
 from gac.core.untrusted import check_safetensors_header, is_plain_name, read_bytes, read_model_json
 from gac.models.config_fields import check_config, check_content, check_generation_config
@@ -124,13 +123,6 @@ def plan_text(source: Path) -> bytes:
 def read_plan(source: Path) -> Plan:
     """The plan of a directory; a CheckpointError if ``config.json`` contradicts it, or one of the two is damaged."""
     return agreed_plan(plan_text(source), described(read_config(source), source), source)
-
-
-def write_header(directory: Path, plan: Plan) -> None:
-    """Write the key ``gac`` of ``config.json`` again, from the plan beside it."""
-    config = read_config(directory)
-    config["gac"] = header_of(plan, described(config, directory), plan_text(directory))
-    (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def unread(source: Path) -> AbstractContextManager[None]:

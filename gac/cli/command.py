@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from gac.allocation.frontier import Frontier
     from gac.plan.plan import Plan
-    from gac_extensions.tokens.plan import TokenPlan
 
 FAILED = 1
 INTERRUPTED = 130
@@ -175,12 +174,6 @@ def plan_document(plan: "Plan") -> dict[str, Any]:
         document[name] = {"used": used, "total": total}
     document |= dict(zip(("bits", "model_bits"), plan.bits, strict=True))
     return document | {"alignment": plan.alignment, "aligned_fraction": plan.aligned_fraction}
-
-
-def tokens_document(plan: "TokenPlan") -> dict[str, Any]:
-    sizes = {length: plan.cache_bytes(length) for length in plan.contexts}
-    cache = {str(length): {"used": used, "total": total} for length, (used, total) in sizes.items()}
-    return plain_document(plan) | {"used": plan.used, "total": plan.total, "loss": plan.loss, "cache_bytes": cache}
 
 
 def frontier_document(frontier: "Frontier") -> dict[str, Any]:

@@ -174,8 +174,9 @@ def _model_points(
 ) -> Iterator["Point"]:
     from gac.core.workloads import Workload
     from gac.models.loading import load_config
-    from gac.profiling.sweeps.coverage import fused_points, model_points, token_points
+    from gac.profiling.sweeps.coverage import fused_points, model_points
     from gac_extensions.tokens.defaults import SHARES, STEP
+    from gac_extensions.tokens.points import token_points
 
     parsed, runs_in = [Workload.parse(text) for text in workloads], ENGINES[engine]
     for config in map(load_config, models):

@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 import gac
-from gac.cli.command import Answer, Command, plan_document, tokens_document
+from gac.cli.command import Answer, Command, plan_document
 from gac.cli.options import FILE, Target, named, option, profile_option, several
+from gac_extensions.tokens.commands import tokens_document
 
 
 @click.command(cls=Command)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from gac.core.errors import ModelError
 from gac.core.operations import Operation, attend
 from gac.runtime.contract import COMPRESSED
 
@@ -42,29 +41,3 @@ def sliding_layers(config: Any) -> tuple[int, ...]:
         every = range(config.num_hidden_layers)
         return tuple(every) if getattr(config, "sliding_window", None) else ()
     return tuple(layer for layer, kind in enumerate(kinds) if kind != "full_attention")
-
-
-def window_of(config: Any) -> int | None:
-    """The most tokens that those layers cache; None: there are no such layers, or no limit in the config."""
-    return getattr(config, "sliding_window", None) if sliding_layers(config) else None
-
-
-def cut_layers(config: Any) -> list[int]:
-    """The layers from whose caches tokens can be taken: all that are not of a sliding window; a ModelError if none."""
-    sliding = sliding_layers(config)
-    layers = [layer for layer in range(config.num_hidden_layers) if layer not in sliding]
-    if not layers:
-        raise ModelError(
-            f"a {config.model_type} whose layers all attend within a sliding window",
-            "a layer that attends to the whole context",
-            "Keep all tokens: such a cache does not grow beyond the window.",
-        )
-    return layers
-
-
-def not_pressed(model_type: str) -> ModelError:
-    return ModelError(
-        f"a {model_type}, in which kvpress finds no attention with rotary embedding",
-        "an architecture like Llama, Mistral, Phi-3, Qwen or Gemma-3",
-        "Keep all tokens of this one.",
-    )

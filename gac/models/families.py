@@ -66,11 +66,6 @@ class Family:
             sites.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
         return tuple(sites)
 
-    @property
-    def supports_kvpress(self) -> bool:
-        """True if kvpress finds its attentions: in layers of ``model.layers``, with rotary embedding."""
-        return self.layers == "model.layers"
-
     def sizes(self, config: Any) -> tuple[Any, ...]:
         """The values of the config that determine the sizes in ``sites``; errors as there."""
         self._check(config)

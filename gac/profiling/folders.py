@@ -30,11 +30,6 @@ def default_path(gpu: str) -> Path:
     return home() / "profiles" / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
 
 
-def studies_path(gpu: str) -> Path:
-    """Return the file of a GPU's studies: another one, since allocation takes the file of the GPU's name."""
-    return default_path(gpu).with_name(f"{default_path(gpu).stem}-studies.jsonl")
-
-
 def local_profile(gpu: str, engine: str | None = None) -> Path | None:
     """Find the profile of this GPU: the saved one, else a shipped one, for the engine if there is one; else None."""
     name = default_path(gpu).stem

@@ -126,11 +126,12 @@ def study(names: Sequence[str], every: bool, profile: str | None, output: Path |
 
 
 def _measured(studies: Sequence["Study"], output: Path | None, passes: int) -> "Profile":
-    from gac.profiling.folders import studies_path
+    from gac.profiling.folders import default_path
     from gac.profiling.sweeps.profiler import profile_gpu, summary
     from gac.profiling.timing.device import require_gpu
 
-    path = output or studies_path(require_gpu())
+    table = default_path(require_gpu())  # the studies get another file, since allocation takes this one
+    path = output or table.with_name(f"{table.stem}-studies.jsonl")
     points = tuple(dict.fromkeys(point for study in studies for point in study.points()))
     profile = gac.Profile.load(profile_gpu(points, path, passes))
     note(summary(profile))

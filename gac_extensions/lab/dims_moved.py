@@ -8,10 +8,11 @@ from typing import Any
 from gac.core.display import Table
 from gac.forms import Form, Shorter, form_named
 from gac.forms.planned_sites import as_planned
-from gac.models.attentions import cut_layers, heads_of, not_pressed
+from gac.models.attentions import heads_of
 from gac.models.families import Family
 from gac.models.sites import Site, Weight
 from gac.plan.layers import short_names_of
+from gac_extensions.tokens.layers import cut_layers, finds_attentions, not_pressed
 
 TOKENS = "tokens"
 """Name of the number of cached tokens among the forms, though it is a dim of the cache and of no weight."""
@@ -72,7 +73,7 @@ def choices(sites: Sequence[Site], forms: Sequence[str]) -> tuple[Choice, ...]:
 
 def tokens_kept(family: Family, config: Any, step: int) -> Choice:
     """The tokens, in steps, that the cache of a layer without a sliding window keeps; a ModelError without a press."""
-    if not family.supports_kvpress:
+    if not finds_attentions(family):
         raise not_pressed(config.model_type)
     heads = heads_of(config)
     a_head = {"b": heads.cached}

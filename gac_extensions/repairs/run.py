@@ -10,7 +10,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from gac.checkpoint.card import model_card
-from gac.checkpoint.files import read_plan, write_header
+from gac.checkpoint.files import described, plan_text, read_config, read_plan
+from gac.checkpoint.header import header_of
 from gac.checkpoint.target import check_free, complete_directory
 from gac.checkpoint.verify import write_digests
 from gac.core.arguments import checked
@@ -20,6 +21,7 @@ from gac.core.untrusted import read_model_json
 from gac.core.workloads import Workload
 from gac.forms.tensors import with_zeros
 from gac.plan.evidence import ProfileUsed
+from gac.plan.plan import Plan
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.runtime.contract import DIGESTS
@@ -154,12 +156,18 @@ def _write(
         plan = padded_plan(read_plan(source.directory), dims)
     if plan is not None:
         plan.save(part / "plan.json")
-        write_header(part, plan)
+        _write_header(part, plan)
         (part / "README.md").write_text(model_card(plan), encoding="utf-8")
     if plan is not None or source.has_plan:
         write_code(part)
         write_digests(part)
     return left_out
+
+
+def _write_header(part: Path, plan: Plan) -> None:
+    config = read_config(part)
+    config["gac"] = header_of(plan, described(config, part), plan_text(part))
+    (part / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _copy_rest(source: Source, part: Path) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from gac.measurement.session import load_dense_model, targeted_digest
 from gac.measurement.store import read_arrays, write_tensors
 from gac.measurement.text import check_positions, check_vocabulary
 from gac.measurement.texts import CalibrationText, Texts
-from gac.models.attentions import cut_layers, heads_of, sliding_layers, window_of
+from gac.models.attentions import heads_of, sliding_layers
 from gac.models.families import family_of
 from gac.models.modules import frozen, input_device
 from gac.models.plain import check_finite, check_in_memory
@@ -34,6 +34,7 @@ from gac.profiling.table import Profile
 from gac_extensions.tokens.attending import Prefill, attending, attentions
 from gac_extensions.tokens.decide import AttentionLatency, TimeLimit, decide, decode_workloads, latency_fractions
 from gac_extensions.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
+from gac_extensions.tokens.layers import cut_layers, window_of
 from gac_extensions.tokens.plan import SCHEMA, TokenPlan, kept_of
 from gac_extensions.tokens.presses import VERSION, evicted, kvpress, press_of
 

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from gac.core.errors import GacError, ModelError
-from gac.models.attentions import not_pressed
 from gac.runtime.contract import CACHES
 from gac.runtime.latents.attention import caches_latents
+from gac_extensions.tokens.layers import not_pressed
 
 _MASKED = ("sdpa", "eager")
 """Attentions of transformers that take a mask; flash attention needs none for new tokens behind cached ones."""

@@ -1,12 +1,12 @@
 """The command that chooses how many tokens each layer caches."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import gac
-from gac.cli.command import Answer, Command, note, tokens_document
+from gac.cli.command import Answer, Command, note, plain_document
 from gac.cli.options import (
     AT_LEAST_1,
     Target,
@@ -19,6 +19,9 @@ from gac.cli.options import (
 )
 from gac.core.errors import PlanError
 from gac_extensions.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
+
+if TYPE_CHECKING:
+    from gac_extensions.tokens.plan import TokenPlan
 
 
 @click.command(cls=Command, resume="Measured windows are saved in GAC_HOME; rerun the command to resume.")
@@ -55,3 +58,9 @@ def tokens(model: str, output: Path, workloads: tuple[str, ...], latency: Any, *
     plan.save(output)
     note(f"saved as {output}")
     return Answer({"path": str(output)} | tokens_document(plan), lambda: [*plan.tables()])
+
+
+def tokens_document(plan: "TokenPlan") -> dict[str, Any]:
+    sizes = {length: plan.cache_bytes(length) for length in plan.contexts}
+    cache = {str(length): {"used": used, "total": total} for length, (used, total) in sizes.items()}
+    return plain_document(plan) | {"used": plan.used, "total": plan.total, "loss": plan.loss, "cache_bytes": cache}

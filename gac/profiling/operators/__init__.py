@@ -8,15 +8,25 @@ from functools import cache, partial
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation
 from gac.core.registry import Registry, check_contract
-from gac.profiling.operators import attention, collectives, engine, gemm, int4, latent, memory
+from gac.profiling.operators import attention, collectives, engine, gemm, latent, memory
 from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES, Operator, Runner, stored_as
 from gac.profiling.operators.stored import StoredRunner
 
 _check = partial(check_contract, "operator", members=("axes", "dtypes", "run", "compare"), base=Operator)
 
-OPERATORS: Registry[Operator] = Registry("operator", {}, _check, ProfileError)
+_STUDIED = "gac_extensions.lab.operators"
+OPERATORS: Registry[Operator] = Registry(
+    "operator",
+    {
+        "int4_linear": f"{_STUDIED}.int4:Int4Linear",
+        "int4_linear_dequantised": f"{_STUDIED}.int4:DequantisedInt4Linear",
+        **{f"batched_gemm_{way}": f"{_STUDIED}.heads:{way.upper()}" for way in ("separate", "bucketed", "padded")},
+    },
+    _check,
+    ProfileError,
+)
 
-for _module in (gemm, int4, attention, latent, memory, collectives, engine):
+for _module in (gemm, attention, latent, memory, collectives, engine):
     for _operator in _module.OPERATORS:
         OPERATORS.register(_operator)
 

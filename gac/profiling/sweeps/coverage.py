@@ -12,11 +12,9 @@ from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, Form, form_named, variants_of
 from gac.forms.planned_sites import check_forms_fit, fuse_sites
 from gac.forms.tensor_parallel import check_splits, divides, moves_parts, split_fused, split_gemms
-from gac.models.attentions import heads_of, window_of
 from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.models.sites import Site, Weight
-from gac.plan.costs import floored
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.operators.base import AxisSweep, Operator
 from gac.profiling.records import Cache, Point
@@ -101,29 +99,6 @@ def fused_points(
     for scheme in measured_schemes(schemes):
         supported = filter(scheme.supports, operations(few_dims))
         points += [Point(scheme.operation(shape), scheme.dtype) for shape in supported]
-    return tuple(dict.fromkeys(points))
-
-
-def token_points(
-    model: Any, workloads: Sequence[Workload], shares: Iterable[float], step: int, dtype: str = "bf16"
-) -> tuple[Point, ...]:
-    """List the points that a plan of tokens looks up: attention over shares of the context of each decode workload.
-
-    Numbers of tokens are rounded down to a multiple of ``step``. The context and the sliding window are measured too.
-    ProfileError where no workload decodes.
-    """
-    check_dtype(dtype)
-    config = text_config(shapes_of(model))
-    family_of(config)
-    decoding = [workload for workload in workloads if workload.phase == "decode"]
-    if not decoding:
-        raise ProfileError("attention over tokens kept without a workload that decodes", "decode:B@C", "Name one.")
-    heads, window, points = heads_of(config), window_of(config), list[Point]()
-    for workload in decoding:
-        context = workload.tokens
-        shortened = (floored(share, context) // step * step for share in shares)
-        lengths = {*shortened, context, min(context, window or context)} - {0}
-        points += [Point(heads.over(workload.batch, tokens), dtype) for tokens in sorted(lengths)]
     return tuple(dict.fromkeys(points))
 
 

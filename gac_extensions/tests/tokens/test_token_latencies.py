@@ -14,10 +14,10 @@ from gac.models.shapes import SHAPES
 from gac.plan.costs import floored
 from gac.plan.plan import WorkloadLatency
 from gac.profiling.records import Point
-from gac.profiling.sweeps.coverage import token_points
 from gac_extensions.tests.tokens.test_token_plan import BUDGETS, curves, plan_of
 from gac_extensions.tokens.decide import AttentionLatency, TimeLimit, decide, decode_workloads, latency_fractions
 from gac_extensions.tokens.defaults import SHARES, STEP
+from gac_extensions.tokens.points import token_points
 from tests.allocation.test_latencies import table
 from tests.models.small import small_config
 

@@ -114,6 +114,3 @@ class DequantisedInt4Linear(Int4Linear):
         by_row = scales.transpose(0, 1)
         torch.addcmul(by_row[..., 1:], groups, by_row[..., :1], out=groups)
         return [torch.mm(x, weight.t(), out=result)]
-
-
-OPERATORS = (Int4Linear(), DequantisedInt4Linear())

@@ -1,0 +1,1 @@
+"""Operators that the studies time; ``gac.profiling.operators`` names them."""
