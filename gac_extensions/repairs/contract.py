@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from gac.core.arguments import Count, check_fields, checked
 from gac.core.errors import GacError, did_you_mean
-from gac.profiling.operators.attention import FLASH_TEMPLATES
+from gac_extensions.lab.operators.attention import FLASH_TEMPLATES
 
 WITHIN = 1.01
 """Latencies are measured to 1 %, so dims within that are equally fast."""

@@ -14,17 +14,19 @@ from gac.profiling.operators.stored import StoredRunner
 
 _check = partial(check_contract, "operator", members=("axes", "dtypes", "run", "compare"), base=Operator)
 
-_STUDIED = "gac_extensions.lab.operators"
-OPERATORS: Registry[Operator] = Registry(
-    "operator",
-    {
-        "int4_linear": f"{_STUDIED}.int4:Int4Linear",
-        "int4_linear_dequantised": f"{_STUDIED}.int4:DequantisedInt4Linear",
-        **{f"batched_gemm_{way}": f"{_STUDIED}.heads:{way.upper()}" for way in ("separate", "bucketed", "padded")},
-    },
-    _check,
-    ProfileError,
-)
+_ATTENTIONS = [f"{backend}{mask}" for backend in ("flash", "efficient", "cudnn", "math") for mask in ("", "_causal")]
+_NOT_PLANNED = {
+    "copy": "copy:Copy",
+    "low_rank_shared": "shared:SharedLowRank",
+    "int4_linear": "int4:Int4Linear",
+    "int4_linear_dequantised": "int4:DequantisedInt4Linear",
+    **{f"batched_gemm_{way}": f"heads:{way.upper()}" for way in ("separate", "bucketed", "padded")},
+    **{f"sdpa_{attention}": f"attention:{attention.upper()}" for attention in _ATTENTIONS},
+}
+"""Operators that describe a GPU, and that no plan looks up."""
+
+_places = {name: f"gac_extensions.lab.operators.{place}" for name, place in _NOT_PLANNED.items()}
+OPERATORS: Registry[Operator] = Registry("operator", _places, _check, ProfileError)
 
 for _module in (gemm, attention, latent, memory, collectives, engine):
     for _operator in _module.OPERATORS:

@@ -1,4 +1,4 @@
-"""GEMMs: linear layers, low-rank pairs, pairs that share their first GEMM, batches.
+"""GEMMs: linear layers, low-rank pairs, batches.
 
 Weights are stored as in ``torch.nn.Linear``: ``(out, in)``.
 """
@@ -26,7 +26,6 @@ _SWITCHING_M = {*range(1, 65), *range(8, 513, 8), *range(64, 4097, 64), *around(
 _IN_L2 = range(64, 2049, 64)
 _RANKS = {*around(256, 8), *around(512, 8), *around(1024, 16)}
 _WIDE = {*range(64, 3137, 64), *around(1024, 8)}
-_SHARED = {*range(32, 1025, 32), *around(512, 4)}
 _HEAD_DIMS = {*range(8, 257, 8), *around(64, 8), *around(128, 24)}
 
 
@@ -160,33 +159,6 @@ class ServedLowRank(LowRank):
     general = ()
 
 
-class SharedLowRank(LowRank):
-    """Low-rank pairs of one input: ``hidden = x[m, k] @ A[pairs * r, k].T``, then each slice of r columns @ B[n, r].T.
-
-    It writes the hidden activations, then the result of every pair.
-    """
-
-    name = "low_rank_shared"
-    stored = False
-    axes = ("m", "k", "r", "n", "pairs")
-    reads = writes = ()
-    products = ("m k r pairs", "m r n pairs")
-    pair_of = None
-    general = tuple(  # as q/k/v and gate/up can
-        AxisSweep("r", _SHARED, {"m": m, "k": 4096, "n": n, "pairs": pairs})
-        for m in (1, 1024)
-        for n, pairs in ((1024, 3), (4096, 2))
-    )
-
-    def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        m, k, r, n, pairs = (axes[name] for name in self.axes)
-        return Operand((m, k), dtype), Operand((pairs * r, k), dtype), *[Operand((n, r), dtype)] * pairs
-
-    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        m, _k, r, n, pairs = (axes[name] for name in self.axes)
-        return Operand((m, pairs * r), dtype), *[Operand((m, n), dtype)] * pairs
-
-
 class BatchedGemm(Operator):
     """``x[b, m, k] @ W[b, n, k].T`` for every b."""
 
@@ -245,4 +217,4 @@ def batches(inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Iterator
     yield from zip(torch.split(x, [len(weight) for weight in weights]), weights, outputs, strict=True)
 
 
-OPERATORS = (Linear(), RowwiseLinear(), ServedLinear(), LowRank(), ServedLowRank(), SharedLowRank(), BatchedGemm())
+OPERATORS = (Linear(), RowwiseLinear(), ServedLinear(), LowRank(), ServedLowRank(), BatchedGemm())

@@ -1,10 +1,10 @@
-"""Operators that move memory: the quantisation of inputs by itself, where no norm has done it; and a copy."""
+"""The quantisation of inputs by itself, where no norm has done it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gac.core.operations import round_inputs
-from gac.profiling.operators.base import Axes, AxisSweep, Operand, Operator, edges
+from gac.profiling.operators.base import Axes, Operand, Operator, edges
 from gac.schemes import SCHEMES
 
 if TYPE_CHECKING:
@@ -44,32 +44,7 @@ class RoundInputs(Operator):
         return numbers[rows.tolist()].float() * scale[rows], expected.float() * expected_scale
 
 
-class Copy(Operator):
-    """Copy n elements, n read and n written: it shows the bandwidth of the device.
-
-    It multiplies by 1: ``Tensor.copy_`` would call the driver's memcpy instead of a kernel.
-    """
-
-    name = "copy"
-    axes = ("n",)
-    reads = writes = ("n",)
-    compressed_axis = "n"
-    cublas = False
-    # From 2 KiB to 512 MiB: powers of two and the sizes half-way between.
-    general = (AxisSweep("n", [size for power in range(10, 29) for size in (2**power, 3 * 2 ** (power - 1))], {}),)
-
-    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
-        import torch
-
-        torch.mul(inputs[0], 1.0, out=outputs[0])
-        return outputs
-
-    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
-        positions = edges(len(inputs[0]), inputs[0].device)
-        return result[0][positions], inputs[0][positions].float()
-
-
 # Token by token: groups of columns are taken to last as long, they have but a few more scales.
 _ROUNDINGS = [(scheme.input_quantiser, scheme.input_dtype) for scheme in SCHEMES if scheme.group is None]
 
-OPERATORS = (*(RoundInputs(quantiser, dtype) for quantiser, dtype in _ROUNDINGS if quantiser and dtype), Copy())
+OPERATORS = tuple(RoundInputs(quantiser, dtype) for quantiser, dtype in _ROUNDINGS if quantiser and dtype)

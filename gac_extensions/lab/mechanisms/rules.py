@@ -16,12 +16,13 @@ from typing import Literal, NamedTuple
 
 from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.operators import OPERATORS
-from gac.profiling.operators.attention import FLASH_TEMPLATES, Sdpa
+from gac.profiling.operators.attention import Sdpa
 from gac.profiling.operators.base import ITEM_BYTES, Operator, numbers_of
 from gac.profiling.operators.latent import LatentAttention
 from gac.profiling.records import Launch
 from gac.runtime.limits import ALIGNED, latents
 from gac.schemes import Scheme, scheme_timed_as
+from gac_extensions.lab.operators.attention import FLASH_TEMPLATES
 
 SECTOR = 32
 VECTOR = 16

@@ -1,1 +1,1 @@
-"""Operators that the studies time; ``gac.profiling.operators`` names them."""
+"""Operators that describe a GPU, and that no plan looks up; ``gac.profiling.operators`` asks for them by name."""
