@@ -48,6 +48,7 @@ HEAVY = ("torch", "transformers", "scipy", "ortools", "datasets", "pydantic", "r
 PLANNING = (
     "gac.allocation.crosscheck",
     "gac.allocation.resolve",
+    "gac_extensions.lab.sweep_tables",
     "gac_extensions.lab.tables",
     "gac.plan.summary",
     "gac.plots",

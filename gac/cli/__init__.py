@@ -11,7 +11,6 @@ import click
 
 from gac.cli.bench import bench
 from gac.cli.check import evaluate
-from gac.cli.cliffs import cliffs
 from gac.cli.command import FAILED, INTERRUPTED, error_json, fail_unwritten, let_rank_0_speak
 from gac.cli.model import allocate, compress, export, frontier, heal, verify
 from gac.cli.plot import plot
@@ -19,6 +18,7 @@ from gac.cli.profile import profile, profiles
 from gac.cli.show import compare, report
 from gac.core.errors import GacError
 from gac.core.version import __distribution__, __version__
+from gac_extensions.lab.cliffs import cliffs
 from gac_extensions.lab.commands import explain, graph, study
 from gac_extensions.repairs.commands import repair
 from gac_extensions.tokens.commands import tokens

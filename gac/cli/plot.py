@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 import gac
-from gac.cli.cliffs import matching_sweeps
 from gac.cli.command import Answer, Command
 from gac.cli.options import (
     FILE,
@@ -23,6 +22,7 @@ from gac.cli.options import (
 )
 from gac.core.errors import GacError
 from gac.core.untrusted import read_document
+from gac_extensions.lab.cliffs import matching_sweeps
 
 
 @click.group()

@@ -211,8 +211,8 @@ def _sweep_points(name: str, dtype: str, schemes: Sequence[str]) -> tuple["Point
 
 
 def _profiled(path: Path, aa: bool) -> Answer:
-    from gac.profiling.cliffs import count_false_alarms
     from gac.profiling.sweeps.profiler import summary
+    from gac_extensions.lab.false_alarms import count_false_alarms
 
     table: Profile = gac.Profile.load(path)
     counts = {"shapes": len(table.measurements), "failed": len(table.failed)}

@@ -22,11 +22,12 @@ from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Launch
 from gac.profiling.table import Sweep
 from gac.reporting.evaluation import perplexity_table, task_table, timed_table
-from gac.reporting.gpu_tables import ExplainedSweep, alignment_table, cliffs_table, points_table, profiles_table
+from gac.reporting.gpu_tables import profiles_table
 from gac.reporting.tables import comparison_table, differences_table, plan_line, plan_summary
 from gac_extensions.lab.mechanisms.causes import Cause
 from gac_extensions.lab.shapes.bench import Result
 from gac_extensions.lab.shapes.tables import latency_table
+from gac_extensions.lab.sweep_tables import ExplainedSweep, alignment_table, cliffs_table, points_table
 from tests.allocation.small_problems import measured, problem, profile
 from tests.changed import with_measured, with_recipe
 from tests.compression.compressed import MakePlan

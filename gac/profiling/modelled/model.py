@@ -13,9 +13,7 @@ from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES, numbers_of, st
 from gac.profiling.rows import Rows
 
 REACH = 4  # a shape is modelled where some measured one has each size within this factor of its own
-
 SIDE = 256  # the longer side of a weight that is modelled, at least: no model of the tables has a smaller one
-
 LEAST = 32  # measured shapes of an operator, dtype, number of rows and alignment that a model is fitted to, at least
 
 ALIGNED = 8

@@ -26,7 +26,6 @@ ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4, "int32": 4, "int64": 8,
 
 _FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn", "fp32": "float32"}
 TORCH_NAMES = {name: _FLOATS.get(name, name) for name in ITEM_BYTES}  # PyTorch's names of these dtypes
-
 ACTIVATIONS = scheme_named(DEFAULT_SCHEME).dtype  # the 16-bit dtype of inputs and results of schemes
 
 WORST_ERROR = 2e-2

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from gac.core.errors import ProfileError
 from gac.forms.low_rank import low_rank
-from gac.profiling.cliffs import count_false_alarms
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.sweeps import multi_gpu, sweep
 from gac.profiling.sweeps.journal import Journal
@@ -25,6 +24,7 @@ from gac.profiling.sweeps.profiler import profile_gpu
 from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
 from gac.profiling.timing.sampling import Batch, Clocks, sample_until
+from gac_extensions.lab.false_alarms import count_false_alarms
 
 POINTS = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 31)]
 ODD, EVEN = Launch("gemm_odd", (2, 1, 1), (128, 1, 1), 0), Launch("gemm", (3, 1, 1), (384, 1, 1), 200_000)

@@ -15,7 +15,7 @@ from gac.core.errors import ProfileError
 
 if TYPE_CHECKING:
     from gac.profiling.table import Profile, Sweep
-    from gac.reporting.gpu_tables import ExplainedSweep
+    from gac_extensions.lab.sweep_tables import ExplainedSweep
 
 Dims = tuple[int, int] | None
 
@@ -41,7 +41,7 @@ def cliffs(name: str, dims: Dims, plot: Path | None, **chosen: Any) -> Answer:
 
     PROFILE is a path or a name that `gac profiles` lists.
     """
-    from gac.reporting.gpu_tables import alignment_table, cliffs_table, points_table
+    from gac_extensions.lab.sweep_tables import alignment_table, cliffs_table, points_table
 
     profile = gac.Profile.load(name)
     gpu = profile.header.gpu
@@ -62,8 +62,8 @@ def cliffs(name: str, dims: Dims, plot: Path | None, **chosen: Any) -> Answer:
 
 def _with_causes(profile: "Profile", sweep: "Sweep") -> "ExplainedSweep":
     from gac.profiling.cliffs import find_cliffs
-    from gac.reporting.gpu_tables import ExplainedSweep
     from gac_extensions.lab.mechanisms import causes_of, edge_causes
+    from gac_extensions.lab.sweep_tables import ExplainedSweep
 
     edges, header = find_cliffs(sweep), profile.header
     return ExplainedSweep(sweep, edges, causes_of(sweep, edges, header), edge_causes(sweep, edges, header))
