@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from gac.measurement.documents import Documents as Documents
     from gac.plan.plan import Plan as Plan
     from gac.plan.recipe import Recipe as Recipe
-    from gac.profiling.cliffs import find_cliffs as find_cliffs
     from gac.profiling.table import Profile as Profile
     from gac.quantizer import GacConfig as GacConfig
     from gac_extensions.gguf.write import GgufFile as GgufFile
     from gac_extensions.gguf.write import export_gguf as export_gguf
+    from gac_extensions.lab.cliffs import find_cliffs as find_cliffs
     from gac_extensions.lab.figures import published_heads as published_heads
     from gac_extensions.lab.mechanisms.explain import explain as explain
     from gac_extensions.repairs.contract import ShapeContract as ShapeContract
@@ -69,7 +69,7 @@ else:
         "gac.measurement.documents": "Documents",
         "gac.plan.plan": "Plan",
         "gac.plan.recipe": "Recipe",
-        "gac.profiling.cliffs": "find_cliffs",
+        "gac_extensions.lab.cliffs": "find_cliffs",
         "gac.profiling.table": "Profile",
         "gac.quantizer": "GacConfig",
         "gac_extensions.repairs.contract": "ShapeContract",

@@ -12,13 +12,14 @@ the figure.
 """
 
 from gac.reporting.figures.dims import dims, figure_of_dims, heads, layer_time
-from gac.reporting.figures.heatmaps import alignment, plan
+from gac.reporting.figures.heatmaps import plan
 from gac.reporting.figures.losses import Outcome, prediction
 from gac.reporting.figures.speeds import speeds
-from gac.reporting.figures.sweeps import atlas, latency
 from gac.reporting.frontier import figure_of_frontier
 from gac.reporting.frontier import plot_frontier as frontier
 from gac.reporting.page import save
+from gac_extensions.lab.alignment_figure import alignment
+from gac_extensions.lab.sweep_figures import atlas, latency
 from gac_extensions.tokens.figures import figure_of_tokens, token_losses, tokens
 
 __all__ = [

@@ -15,8 +15,8 @@ import torch
 
 import gac
 from gac import plots
-from gac.profiling.cliffs import find_cliffs
 from gac.testing import models
+from gac_extensions.lab.cliffs import find_cliffs
 from gac_extensions.lab.mechanisms.explain import explain
 from tests.small_pipeline import Small
 

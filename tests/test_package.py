@@ -52,7 +52,7 @@ PLANNING = (
     "gac_extensions.lab.tables",
     "gac.plan.summary",
     "gac.plots",
-    "gac.profiling.cliffs",
+    "gac_extensions.lab.cliffs",
     "gac.profiling.sweeps.coverage",
     "gac.profiling.sweeps.sweep",
     "gac.reporting.evaluation",

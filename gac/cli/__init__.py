@@ -18,7 +18,7 @@ from gac.cli.profile import profile, profiles
 from gac.cli.show import compare, report
 from gac.core.errors import GacError
 from gac.core.version import __distribution__, __version__
-from gac_extensions.lab.cliffs import cliffs
+from gac_extensions.lab.cliffs_command import cliffs
 from gac_extensions.lab.commands import explain, graph, study
 from gac_extensions.repairs.commands import repair
 from gac_extensions.tokens.commands import tokens

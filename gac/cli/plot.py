@@ -22,7 +22,7 @@ from gac.cli.options import (
 )
 from gac.core.errors import GacError
 from gac.core.untrusted import read_document
-from gac_extensions.lab.cliffs import matching_sweeps
+from gac_extensions.lab.cliffs_command import matching_sweeps
 
 
 @click.group()

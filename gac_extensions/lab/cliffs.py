@@ -1,133 +1,153 @@
-"""The command that shows where a GPU is slow."""
+"""Cliffs in a sweep: collapsed dims, staircases, sweet spots, alignment periods."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
 
-import click
+import numpy as np
 
-import gac
-from gac.cli.command import Answer, Command, note
-from gac.cli.options import Figure, dims_option, dtype_option, option, shape_option
-from gac.core.display import fields
-from gac.core.errors import ProfileError
+from gac.core.arguments import checked
+from gac.core.arrays import Floats, Ints, class_name
+from gac.core.display import Row, Shown, Table
+from gac.profiling.cliffs import ClassComparison, compare_classes, period_of
+from gac.profiling.table import Sweep
 
-if TYPE_CHECKING:
-    from gac.profiling.table import Profile, Sweep
-    from gac_extensions.lab.sweep_tables import ExplainedSweep
+NOISE_FLOOR = 0.06
+"""Two latencies closer than this are the same, however small their spread: many kernels on an H100 have two latencies
+that lie as far apart, and keep to one of them for as long as a timing lasts."""
 
-Dims = tuple[int, int] | None
+FALSE_ALARMS = 0.001  # probability that noise alone makes a dim look collapsed, over all dims that it is compared with
+RECOVERED = 0.9  # a larger dim rescues a collapsed one if it wins back this share of the gain of the fastest larger one
 
 
-@click.command(cls=Command)
-@click.argument("name", metavar="PROFILE")
-@option("--operator", "Only this operator, such as linear or sdpa.", metavar="NAME")
-@option("--axis", "Only sweeps along this axis: k, n, m, r, d, ...", metavar="AXIS")
-@dtype_option
-@shape_option
-@dims_option
-@option(
-    "--plot",
-    "Draw the chosen sweeps; without a choice, all cliffs of the GPU on one page (.png, .pdf or .svg).",
-    Figure(),
-    "FILE",
-)
-def cliffs(name: str, dims: Dims, plot: Path | None, **chosen: Any) -> Answer:
-    """Show where a GPU collapses, and why.
+@dataclass(frozen=True, eq=False, repr=False)
+class Cliffs(Shown):
+    """The cliffs along one sweep.
 
-    A dim is collapsed if some larger dim is faster, by more than the measurement's own noise. The cause is read from
-    the kernels that were recorded at both.
-
-    PROFILE is a path or a name that `gac profiles` lists.
+    Attributes:
+        collapsed: dims such that some larger dim is faster by more than the noise.
+        rescue: for each of them, the smallest faster dim that wins back nine tenths of what the fastest one would.
+        slowdown: for each of them, its latency over that of its rescue.
+        sweet_spots: among the other dims, the last before a jump of the latency per unit of dim.
+        edges, jumps: for each sweet spot, the first dim after the jump, and the latency there over its own.
+        period: the smallest power of two up to 64 whose multiples keep up; 1 where alignment does not matter.
+        classes: the evidence for the period: each alignment class with at least three dims to compare.
+        noise: the smallest relative difference that is told from noise.
     """
-    from gac_extensions.lab.sweep_tables import alignment_table, cliffs_table, points_table
 
-    profile = gac.Profile.load(name)
-    gpu = profile.header.gpu
-    rows = [_with_causes(profile, sweep) for sweep in matching_sweeps(profile, dims=dims, **chosen)]
-    if plot is not None:
-        from gac.reporting.figures.sweeps import atlas, figure_of_sweeps
-        from gac.reporting.page import save
+    collapsed: Ints
+    rescue: Ints
+    slowdown: Floats
+    sweet_spots: Ints
+    edges: Ints
+    jumps: Floats
+    period: int
+    classes: tuple[ClassComparison, ...]
+    noise: float
 
-        pairs = [(row.sweep, row.cliffs) for row in rows]
-        save(figure_of_sweeps(pairs, gpu, dims) if dims or any(chosen.values()) else atlas(profile), plot)
-        note(f"drawn in {plot}")
-    sweeps = [_sweep_document(row, dims) for row in rows]
-    document = {"profile": profile.path.stem, "gpu": gpu, "digest": profile.digest, "sweeps": sweeps}
-    if dims is not None:
-        return Answer(document, lambda: [points_table(row, *dims) for row in rows])
-    return Answer(document, lambda: [cliffs_table(gpu, rows), alignment_table(rows)])
-
-
-def _with_causes(profile: "Profile", sweep: "Sweep") -> "ExplainedSweep":
-    from gac.profiling.cliffs import find_cliffs
-    from gac_extensions.lab.mechanisms import causes_of, edge_causes
-    from gac_extensions.lab.sweep_tables import ExplainedSweep
-
-    edges, header = find_cliffs(sweep), profile.header
-    return ExplainedSweep(sweep, edges, causes_of(sweep, edges, header), edge_causes(sweep, edges, header))
-
-
-def matching_sweeps(
-    profile: "Profile",
-    operator: str | None,
-    axis: str | None,
-    dtype: str | None,
-    shape: Mapping[str, int],
-    dims: Dims = None,
-) -> list["Sweep"]:
-    """The sweeps of a profile with this operator, axis, dtype and shape, and one of these dims; or a ProfileError."""
-    every = profile.sweeps()
-    if not every:
-        raise ProfileError(
-            f"profile {profile.path.stem} has no sweep",
-            "at least 8 dims along one axis with all else fixed",
-            "Measure them with gac profile.",
+    def tables(self) -> Sequence[Table | str]:
+        columns = [("alignment class", "<"), ("dims", ">"), ("slowdown", ">"), ("padded to", ">"), ("keeps up", "<")]
+        rows = []
+        for kind in self.classes:
+            numbers = f"{kind.dims:,}", f"{kind.slowdown:.2f}x", f"multiples of {kind.against}"
+            rows.append((class_name(kind.step), *numbers, "yes" if kind.keeps_up else "no"))
+        worst = ""
+        if len(self.collapsed):
+            i = int(self.slowdown.argmax())
+            worst = f", the worst {self.collapsed[i]} ({self.slowdown[i]:.2f}x the latency of {self.rescue[i]})"
+        notes = (
+            f"{len(self.collapsed):,} collapsed dims{worst}; {len(self.sweet_spots):,} sweet spots\n"
+            f"period {self.period}; differences under {self.noise:.1%} are noise"
         )
-    of_operator = [sweep for sweep in every if operator in (None, sweep.operator)]
-    matching = [
-        sweep
-        for sweep in of_operator
-        if axis in (None, sweep.axis)
-        and dtype in (None, sweep.dtype)
-        and sweep.inside(dims).any()
-        and shape.items() <= dict(sweep.fixed).items()
-    ]
-    if not matching:
-        words = [operator or "any operator", *([dtype] if dtype else []), *([f"along {axis}"] if axis else [])]
-        words += [f"{name}={size}" for name, size in shape.items()] + ([f"dims {dims[0]}:{dims[1]}"] if dims else [])
-        operators = f"operators {', '.join(sorted({sweep.operator for sweep in every}))}"
-        near = "; ".join(sweep.label for sweep in sorted(of_operator, key=len)[-5:])
-        raise ProfileError(
-            f"no sweep of {profile.path.stem} is of {' '.join(words)}",
-            f"one of its {len(every)} sweeps, such as {near}" if near else f"one of its {len(every)}, of {operators}",
-            "Run gac cliffs on it without filters to see them, or measure it with gac profile"
-            + (" --scheme." if dtype and dtype not in {sweep.dtype for sweep in every} else "."),
-        )
-    return matching
+        return [Table(columns, rows, notes=notes)]
+
+    def rows(self) -> Sequence[Row]:
+        kinds = {
+            "collapsed": (self.collapsed, self.rescue, self.slowdown),
+            "sweet spot": (self.sweet_spots, self.edges, self.jumps),
+        }
+        rows = [
+            {"dim": dim, "is": kind, "beside": other, "times": times}
+            for kind, columns in kinds.items()
+            for dim, other, times in zip(*(column.tolist() for column in columns), strict=True)
+        ]
+        return sorted(rows, key=lambda row: (row["dim"], row["is"]))
+
+    @property
+    def class_slowdown(self) -> Mapping[int, float]:
+        return {comparison.step: comparison.slowdown for comparison in self.classes}
 
 
-def _sweep_document(row: "ExplainedSweep", dims: Dims) -> dict[str, Any]:
-    sweep, cliffs = row.sweep, row.cliffs
-    causes, edges = ([cause and vars(cause) for cause in column] for column in (row.causes, row.edges))
-    document: dict[str, Any] = {
-        **fields(sweep, "operator", "dtype", "cache", "axis"),
-        "fixed": dict(sweep.fixed),
-        "points": len(sweep),
-        **fields(cliffs, "noise", "period"),
-        "alignment": [asdict(kind) | {"keeps_up": kind.keeps_up} for kind in cliffs.classes],
-        "collapsed": _rows(dims, dim=cliffs.collapsed, rescue=cliffs.rescue, slowdown=cliffs.slowdown, cause=causes),
-        "staircase": _rows(dims, sweet_spot=cliffs.sweet_spots, edge=cliffs.edges, jump=cliffs.jumps, cause=edges),
-    }
-    if dims is not None:
-        launches = [[asdict(launch) for launch in kernels] for kernels in sweep.launches]
-        document["measured"] = _rows(dims, dim=sweep.dims, ns=sweep.ns, iqr_ns=sweep.iqr, launches=launches)
-    return document
+@checked
+def find_cliffs(sweep: Sweep) -> Cliffs:
+    """Find collapsed dims, staircase edges and the alignment period of one sweep.
+
+    The noise between two points is the largest of 6 % of the slower one; what the sweep's typical spread (the median
+    over its points of IQR / latency) explains by chance among as many comparisons as the sweep has points; and, for
+    collapsed dims, twice the two points' own interquartile ranges (of three passes that is their range), so that a
+    point whose passes disagree proves nothing.
+    """
+    noise = _Noise(sweep)
+    rescue = _rescues(sweep, noise.between)
+    collapsed = rescue >= 0
+    fast = rescue[collapsed]
+    before, after = _staircase(sweep, noise)
+    classes = compare_classes(sweep)
+    return Cliffs(
+        collapsed=sweep.dims[collapsed],
+        rescue=sweep.dims[fast],
+        slowdown=sweep.ns[collapsed] / sweep.ns[fast],
+        sweet_spots=sweep.dims[before],
+        edges=sweep.dims[after],
+        jumps=sweep.ns[after] / sweep.ns[before],
+        period=period_of(classes),
+        classes=classes,
+        noise=max(NOISE_FLOOR, noise.chance * 2**0.5),
+    )
 
 
-def _rows(dims: Dims, **columns: Any) -> list[dict[str, Any]]:
-    """One entry a dim, which is the first column; only those inside ``dims``."""
-    plain = [column.tolist() if hasattr(column, "tolist") else column for column in columns.values()]
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*plain, strict=True)]
-    return [row for row in rows if dims is None or dims[0] <= next(iter(row.values())) <= dims[1]]
+class _Noise:
+    """Differences between two points of a sweep, which may be empty, that chance explains.
+
+    ``chance`` is the relative error of a latency that so many comparisons make likely to be seen: the typical spread,
+    times the normal quantile for ``FALSE_ALARMS`` shared among them (Bonferroni). The IQR of three passes is a little
+    more than the standard error of their median.
+    """
+
+    def __init__(self, sweep: Sweep) -> None:
+        spread = float(np.median(sweep.iqr / sweep.ns)) if len(sweep) else 0.0
+        self.ns, self.iqr = sweep.ns, sweep.iqr
+        self.chance = spread * NormalDist().inv_cdf(1 - FALSE_ALARMS / max(len(sweep), 1))
+
+    def typical(self, first: Ints | int, second: Ints | int) -> Floats:
+        floor = NOISE_FLOOR * np.maximum(self.ns[first], self.ns[second])
+        noise: Floats = np.maximum(floor, self.chance * np.hypot(self.ns[first], self.ns[second]))
+        return noise
+
+    def between(self, first: Ints | int, second: Ints | int) -> Floats:
+        noise: Floats = np.maximum(self.typical(first, second), 2 * np.hypot(self.iqr[first], self.iqr[second]))
+        return noise
+
+
+def _rescues(sweep: Sweep, noise: Callable[[int, Ints], Floats]) -> Ints:
+    rescue = np.full(len(sweep), -1, dtype=np.int64)
+    for index in range(len(sweep) - 1):
+        larger = np.arange(index + 1, len(sweep))
+        gain = sweep.ns[index] - sweep.ns[larger]
+        faster = gain > noise(index, larger)
+        if faster.any():
+            rescue[index] = larger[np.argmax(faster & (gain >= RECOVERED * gain[faster].max()))]
+    return rescue
+
+
+def _staircase(sweep: Sweep, noise: _Noise) -> tuple[Ints, Ints]:
+    """Return the indices before and after each jump beyond the noise and beyond growth in proportion to the dim.
+
+    The treads are the points that no larger dim beats by the typical noise: a burst of noise in one pass widens a
+    point's own spread and leaves its median right.
+    """
+    treads = np.flatnonzero(_rescues(sweep, noise.typical) < 0)
+    before, after = treads[:-1], treads[1:]
+    growth = sweep.ns[before] * (sweep.dims[after] / sweep.dims[before] - 1)
+    jump = sweep.ns[after] - sweep.ns[before] - growth > noise.typical(before, after)
+    return before[jump], after[jump]

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gac.core.errors import ProfileError
-from gac.profiling.cliffs import find_cliffs
 from gac.profiling.operators import operation
 from gac.profiling.records import Point
 from gac.profiling.table import Profile, Sweep
+from gac_extensions.lab.cliffs import find_cliffs
 
 _LEAST_PAIRED = 8
 

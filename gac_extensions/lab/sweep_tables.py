@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gac.core.display import Table
-from gac.profiling.cliffs import CLASSES, Cliffs
-from gac.profiling.kernel_names import describe
+from gac.profiling.cliffs import CLASSES
 from gac.profiling.table import Sweep
+from gac_extensions.lab.cliffs import Cliffs
+from gac_extensions.lab.kernel_names import describe
 
 _KERNEL_WIDTH = 40
 _CLIFFS = """\

@@ -7,8 +7,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from gac.profiling.cliffs import find_cliffs
 from gac.profiling.table import Profile
+from gac_extensions.lab.cliffs import find_cliffs
 from gac_extensions.lab.mechanisms import causes_of
 from tests.benchmarks.harness import options
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gac.core.arrays import Floats, Ints
-from gac.profiling.cliffs import compare_classes, find_cliffs, operator_period, sound_dims
+from gac.profiling.cliffs import compare_classes, operator_period, sound_dims
 from gac.profiling.table import Profile, Sweep
+from gac_extensions.lab.cliffs import find_cliffs
 from tests.profiling.examples import make_sweep
 
 FIXED = {"m": 1024, "k": 4096, "n": 4096}

@@ -19,11 +19,11 @@ from transformers import LlamaConfig
 from gac import plots
 from gac.core.errors import GacError, PlanError, ProfileError
 from gac.plan.plan import Plan
-from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Launch, Measurement
 from gac.profiling.table import Sweep
-from gac.reporting.figures.sweeps import figure_of_sweeps
+from gac_extensions.lab.cliffs import find_cliffs
 from gac_extensions.lab.figures import published_heads
+from gac_extensions.lab.sweep_figures import figure_of_sweeps
 from tests.allocation.small_problems import MEASURED, PREFILL, measured, profile
 from tests.changed import with_measured, with_recipe
 from tests.compression.compressed import MakePlan

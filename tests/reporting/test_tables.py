@@ -18,12 +18,12 @@ from gac.evaluation.latency import Spread, Timed
 from gac.evaluation.results import Divergence, Evaluated, Evaluation, OnText, Perplexity, TaskScore
 from gac.plan.layers import plan_table
 from gac.plan.plan import Plan, WorkloadLatency
-from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Launch
 from gac.profiling.table import Sweep
 from gac.reporting.evaluation import perplexity_table, task_table, timed_table
 from gac.reporting.gpu_tables import profiles_table
 from gac.reporting.tables import comparison_table, differences_table, plan_line, plan_summary
+from gac_extensions.lab.cliffs import find_cliffs
 from gac_extensions.lab.mechanisms.causes import Cause
 from gac_extensions.lab.shapes.bench import Result
 from gac_extensions.lab.shapes.tables import latency_table

@@ -16,11 +16,11 @@ from math import ceil, prod
 from typing import Literal, NamedTuple
 
 from gac.core.operations import Operation
-from gac.profiling.cliffs import Cliffs
-from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Header, Launch
 from gac.profiling.table import Sweep
+from gac_extensions.lab.cliffs import Cliffs
+from gac_extensions.lab.kernel_names import Kernel, describe
 from gac_extensions.lab.mechanisms.rules import Setting, parse_capability, row_alignment, unreadable
 
 RESERVED = 1024

@@ -13,11 +13,11 @@ import numpy as np
 from gac.core.arguments import checked
 from gac.core.arrays import COARSEST_CLASS
 from gac.core.errors import ProfileError
-from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.operators import OPERATORS
 from gac.profiling.operators.base import Operator
 from gac.profiling.records import Header, Launch
 from gac.profiling.table import Profile, Sweep
+from gac_extensions.lab.cliffs import Cliffs, find_cliffs
 from gac_extensions.lab.mechanisms.causes import Cause, Run, cause_between, runs_of
 from gac_extensions.lab.mechanisms.rules import Judgement, Rule, Setting, rules_for
 

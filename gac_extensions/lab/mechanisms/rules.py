@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.operators import OPERATORS
 from gac.profiling.operators.attention import Sdpa
 from gac.profiling.operators.base import ITEM_BYTES, Operator, numbers_of
@@ -22,6 +21,7 @@ from gac.profiling.operators.latent import LatentAttention
 from gac.profiling.records import Launch
 from gac.runtime.limits import ALIGNED, latents
 from gac.schemes import Scheme, scheme_timed_as
+from gac_extensions.lab.kernel_names import Kernel, describe
 from gac_extensions.lab.operators.attention import FLASH_TEMPLATES
 
 SECTOR = 32

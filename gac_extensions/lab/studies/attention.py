@@ -5,8 +5,8 @@ from itertools import product, starmap
 from statistics import median
 from typing import Any
 
-from gac.profiling.kernel_names import describe
 from gac.profiling.records import Point
+from gac_extensions.lab.kernel_names import describe
 from gac_extensions.lab.mechanisms.rules import template_for
 from gac_extensions.lab.studies import published
 from gac_extensions.lab.studies.misalignment import head_dim_groups

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import gcd
 from typing import Any
 
-from gac.profiling.kernel_names import Kernel
 from gac.profiling.records import Point
+from gac_extensions.lab.kernel_names import Kernel
 from gac_extensions.lab.mechanisms.rules import SECTOR, VECTOR, row_alignment
 from gac_extensions.lab.studies import published
 from gac_extensions.lab.studies.misalignment import GEMV_DIMS

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from gac.core.errors import ProfileError
-from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.operators import work_of
 from gac.profiling.records import Launch, Measurement, Point
+from gac_extensions.lab.kernel_names import Kernel, describe
 
 CLOSE = 0.05
 """A figure this near to its threshold, as a fraction of it, may fall on the other side when it is measured again."""

@@ -16,7 +16,6 @@ from gac.core.errors import ProfileError
 from gac.forms.low_rank import low_rank
 from gac.profiling import folders
 from gac.profiling.folders import find_profile
-from gac.profiling.kernel_names import describe
 from gac.profiling.operators import runner_of
 from gac.profiling.operators.base import Operand, name_of
 from gac.profiling.records import Header, Launch, Measurement, Point
@@ -26,6 +25,7 @@ from gac.profiling.timing import device, measure
 from gac.profiling.timing.measure import launches_by_mark, short_name
 from gac.profiling.timing.operands import DTYPES, Pools, random_numbers
 from gac.profiling.timing.sampling import Batch, Clocks, Timing, plan_launches, sample_until
+from gac_extensions.lab.kernel_names import describe
 
 L2 = 50_000_000
 CLOCKS = Clocks(1960.0, 1980)

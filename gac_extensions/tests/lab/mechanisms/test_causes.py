@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Launch
 from gac.profiling.table import Profile, Sweep
+from gac_extensions.lab.cliffs import find_cliffs
 from gac_extensions.lab.mechanisms.causes import Cause, cause_between, causes_of, edge_causes
 
 NVJET = "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNN"

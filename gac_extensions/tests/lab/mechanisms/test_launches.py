@@ -4,9 +4,9 @@ from math import prod
 import msgspec
 import pytest
 
-from gac.profiling.kernel_names import describe
 from gac.profiling.records import Launch
 from gac.profiling.table import Profile
+from gac_extensions.lab.kernel_names import describe
 from gac_extensions.lab.mechanisms.causes import Gemm, Waves, gemms_of, occupancy, read_kernel, waves_of
 
 NVJET = describe("nvjet_sm90_tst_72x256_64x5_1x2_h_bz_TNN")

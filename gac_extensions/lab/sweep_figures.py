@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from gac.core.arguments import checked
 from gac.core.arrays import Floats, Ints, alignment_class, class_name
 from gac.core.errors import GacError, ProfileError
-from gac.profiling.cliffs import Cliffs, find_cliffs
-from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.table import Profile, Sweep
 from gac.reporting.page import DOTTED, Axes, Figure, log_scale, page, panel, time_unit
+from gac_extensions.lab.cliffs import Cliffs, find_cliffs
+from gac_extensions.lab.kernel_names import Kernel, describe
 
 Mask = NDArray[np.bool_]
 
