@@ -15,8 +15,8 @@ from gac.plan.choices import counted
 from gac.plan.costs import KV_NUMBERS
 from gac.plan.plan import Plan
 from gac.profiling.table import Profile
-from gac.reporting.report.render import filled, report_page
-from gac.reporting.report.sources import Sources, profile_of
+from gac_extensions.report.render import filled, report_page
+from gac_extensions.report.sources import Sources, profile_of
 from gac_extensions.tokens.plan import TokenPlan, check_comparable, comparison_table, facts, latency_ratio, load_plans
 
 _SHADES = (0.999, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1)  # as in the map of weights, from all tokens to few

@@ -38,10 +38,10 @@ from gac.plan.summary import latencies
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.table import Profile
-from gac.reporting.report.charts import charts
-from gac.reporting.report.render import report_page, tiles
-from gac.reporting.report.sources import Sources
 from gac.schemes import Scheme, scheme_named
+from gac_extensions.report.charts import charts
+from gac_extensions.report.render import report_page, tiles
+from gac_extensions.report.sources import Sources
 from tests.allocation.small_problems import MEASURED, PREFILL, SIDE, curves_by, measured, profile, rows
 from tests.headers import make_profile
 

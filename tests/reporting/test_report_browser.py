@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from gac.reporting.report.render import report_page
-from gac.reporting.report.sources import Sources
+from gac_extensions.report.render import report_page
+from gac_extensions.report.sources import Sources
 from tests.reporting.browsers import DESK, PHONE, chromium, violations
 from tests.reporting.report_plans import by_rule, decided, renamed, whole_range
 

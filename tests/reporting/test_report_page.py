@@ -21,11 +21,11 @@ from gac.models.sites import Weight
 from gac.plan.layers import legend_of
 from gac.plan.plan import Candidate, Limit, Plan, SiteChoice, WeightChoice
 from gac.profiling.table import Profile
-from gac.reporting.report.reasons import next_dims, reasons, trades
-from gac.reporting.report.render import report_page
-from gac.reporting.report.sources import Sources
-from gac.reporting.report.tables import about_dense, stayed_dense
 from gac_extensions.lab.shapes.models import planner_of_shapes
+from gac_extensions.report.reasons import next_dims, reasons, trades
+from gac_extensions.report.render import report_page
+from gac_extensions.report.sources import Sources
+from gac_extensions.report.tables import about_dense, stayed_dense
 from tests.allocation.small_problems import PREFILL, measured, profile
 from tests.changed import changed_recipe, with_measured, with_recipe
 from tests.reporting.report_plans import by_rule, decided, renamed, rounded, rounding, whole_range

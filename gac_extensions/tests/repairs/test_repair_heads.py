@@ -15,9 +15,9 @@ from gac.checkpoint.card import model_card
 from gac.core.errors import PlanError
 from gac.models.families import family_of
 from gac.plan.plan import Plan
-from gac.reporting.report.sources import Sources
 from gac.testing.models import tiny_config
 from gac_extensions.repairs.report import RepairResult, UnpaddedDim, repair_tables
+from gac_extensions.report.sources import Sources
 from gac_extensions.tests.repairs import checkpoints
 from gac_extensions.tests.repairs.checkpoints import (
     H100,

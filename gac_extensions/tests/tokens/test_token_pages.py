@@ -13,8 +13,8 @@ import gac
 from gac import plots
 from gac.core.errors import GacError, PlanError
 from gac.plan.plan import Plan, WorkloadLatency
-from gac.reporting.report.render import report_page
-from gac.reporting.report.sources import Sources
+from gac_extensions.report.render import report_page
+from gac_extensions.report.sources import Sources
 from gac_extensions.tests.tokens.test_token_plan import curves, plan_of
 from gac_extensions.tokens.page import tokens_page, tokens_section
 from gac_extensions.tokens.plan import TokenPlan, load_plans

@@ -11,10 +11,10 @@ from gac.plan.costs import COSTS, PARAMS
 from gac.plan.layers import cell_of, choice, choices, kinds_of, short_names_of, weights_by_layer
 from gac.plan.plan import Plan, SiteChoice, WeightChoice, counted
 from gac.plan.summary import rule_of
-from gac.reporting.report.charts import letter_of
-from gac.reporting.report.reasons import Trade, nearest_smaller, next_dims, no_alternatives_reason, reasons, size_noun
-from gac.reporting.report.sources import Sources
 from gac.reporting.tables import memory_figures, plan_figures
+from gac_extensions.report.charts import letter_of
+from gac_extensions.report.reasons import Trade, nearest_smaller, next_dims, no_alternatives_reason, reasons, size_noun
+from gac_extensions.report.sources import Sources
 
 # --- the heat map ---------------------------------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ from gac.plan.layers import legend_of
 from gac.plan.plan import Limit, Plan, WorkloadLatency
 from gac.profiling.folders import saved_profiles, shipped_profiles
 from gac.profiling.table import Profile
-from gac.reporting.report import reasons, tables
-from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts
-from gac.reporting.report.sources import Sources
+from gac_extensions.report import reasons, tables
+from gac_extensions.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts
+from gac_extensions.report.sources import Sources
 
 Pairs = list[tuple[str, str]]
 

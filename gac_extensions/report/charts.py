@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from gac.plan.costs import COSTS, PARAMS
 from gac.plan.layers import lossy_schemes
 from gac.reporting.frontier import axis_of, costs_of, curve
-from gac.reporting.report.sources import Sources
+from gac_extensions.report.sources import Sources
 
 WIDTH, HEIGHT = 420, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 14, 14, HEIGHT - 44  # the frame of the marks
