@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBas
 from transformers.pytorch_utils import Conv1D
 
 from gac.checkpoint.card import export_card
-from gac.checkpoint.deci import deci_model
 from gac.checkpoint.layout import layout_of, without
 from gac.checkpoint.load import load
 from gac.checkpoint.planned import planned
@@ -77,7 +77,7 @@ def export(
             " and ".join(ways), "one of them: each writes the weights in another way", "Leave one out."
         )
     if deci:
-        decilm = deci_model(loaded, plan)
+        decilm = resolve_name("gac_extensions.deci:deci_model")(loaded, plan)
         plain, state = decilm.empty(), decilm.state
     else:
         plain = stock_model(loaded, plan, merge)

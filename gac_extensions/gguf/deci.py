@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from gac.checkpoint.deci import DeciModel
 from gac.core.errors import CheckpointError
+from gac_extensions.deci import DeciModel
 from gac_extensions.gguf.header import Architecture, check_values
 
 DECI = Architecture("deci", True, {})

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gac.checkpoint.deci import LayerSizes
 from gac.core.errors import CheckpointError
+from gac_extensions.deci import LayerSizes
 
 ELSEWHERE = "Export the model without --gguf (gac.export), and convert the directory with llama.cpp's own script."
 """The remedy where llama.cpp may support what GAC does not write."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.checkpoint.deci import LayerSizes, deci_model
 from gac.checkpoint.export import opened, stock_model
 from gac.core.errors import CheckpointError
 from gac.core.io import complete_file
@@ -20,6 +19,7 @@ from gac.models.loading import load_tokenizer
 from gac.models.threads import entry_point
 from gac.plan.plan import Plan
 from gac.schemes import scheme_named
+from gac_extensions.deci import LayerSizes, deci_model
 from gac_extensions.gguf.deci import DECI, for_llama_cpp
 from gac_extensions.gguf.header import Architecture, add_sizes, add_vocabulary, architecture_of
 from gac_extensions.gguf.tensors import FileTensor, SourceTensor, file_tensors, gguf_package, named_tensors

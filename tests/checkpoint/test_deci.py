@@ -153,7 +153,7 @@ def test_a_plan_without_skipped_blocks_needs_no_biases(make_plan: MakePlan, tmp_
 
 
 def test_readers_of_a_factor_find_widths_that_are_multiples_of_256() -> None:
-    from gac.checkpoint.deci import LayerSizes, block_config
+    from gac_extensions.deci import LayerSizes, block_config
 
     for hidden in (64, 576, 768, 2048, 3072, 4096, 8192, 1000):
         for neurons in range(1, 30000, 85):
