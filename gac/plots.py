@@ -18,8 +18,7 @@ from gac.reporting.figures.speeds import speeds
 from gac.reporting.frontier import figure_of_frontier
 from gac.reporting.frontier import plot_frontier as frontier
 from gac.reporting.page import save
-from gac_extensions.lab.alignment_figure import alignment
-from gac_extensions.lab.sweep_figures import atlas, latency
+from gac_extensions.lab.sweep_figures import alignment, atlas, latency
 from gac_extensions.tokens.figures import figure_of_tokens, token_losses, tokens
 
 __all__ = [

@@ -176,7 +176,7 @@ def _model_points(
     from gac.models.loading import load_config
     from gac.profiling.sweeps.coverage import fused_points, model_points
     from gac_extensions.tokens.defaults import SHARES, STEP
-    from gac_extensions.tokens.points import token_points
+    from gac_extensions.tokens.layers import token_points
 
     parsed, runs_in = [Workload.parse(text) for text in workloads], ENGINES[engine]
     for config in map(load_config, models):
@@ -212,7 +212,7 @@ def _sweep_points(name: str, dtype: str, schemes: Sequence[str]) -> tuple["Point
 
 def _profiled(path: Path, aa: bool) -> Answer:
     from gac.profiling.sweeps.profiler import summary
-    from gac_extensions.lab.false_alarms import count_false_alarms
+    from gac_extensions.lab.cliffs import count_false_alarms
 
     table: Profile = gac.Profile.load(path)
     counts = {"shapes": len(table.measurements), "failed": len(table.failed)}

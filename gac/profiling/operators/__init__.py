@@ -17,10 +17,10 @@ _check = partial(check_contract, "operator", members=("axes", "dtypes", "run", "
 _ATTENTIONS = [f"{backend}{mask}" for backend in ("flash", "efficient", "cudnn", "math") for mask in ("", "_causal")]
 _NOT_PLANNED = {
     "copy": "copy:Copy",
-    "low_rank_shared": "shared:SharedLowRank",
+    "low_rank_shared": "gemm:SharedLowRank",
     "int4_linear": "int4:Int4Linear",
     "int4_linear_dequantised": "int4:DequantisedInt4Linear",
-    **{f"batched_gemm_{way}": f"heads:{way.upper()}" for way in ("separate", "bucketed", "padded")},
+    **{f"batched_gemm_{way}": f"gemm:{way.upper()}" for way in ("separate", "bucketed", "padded")},
     **{f"sdpa_{attention}": f"attention:{attention.upper()}" for attention in _ATTENTIONS},
 }
 """Operators that describe a GPU, and that no plan looks up."""

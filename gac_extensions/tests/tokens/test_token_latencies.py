@@ -17,7 +17,7 @@ from gac.profiling.records import Point
 from gac_extensions.tests.tokens.test_token_plan import BUDGETS, curves, plan_of
 from gac_extensions.tokens.decide import AttentionLatency, TimeLimit, decide, decode_workloads, latency_fractions
 from gac_extensions.tokens.defaults import SHARES, STEP
-from gac_extensions.tokens.points import token_points
+from gac_extensions.tokens.layers import token_points
 from tests.allocation.test_latencies import table
 from tests.models.small import small_config
 

@@ -24,7 +24,7 @@ from gac.profiling.sweeps.profiler import profile_gpu
 from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
 from gac.profiling.timing.sampling import Batch, Clocks, sample_until
-from gac_extensions.lab.false_alarms import count_false_alarms
+from gac_extensions.lab.cliffs import count_false_alarms
 
 POINTS = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 31)]
 ODD, EVEN = Launch("gemm_odd", (2, 1, 1), (128, 1, 1), 0), Launch("gemm", (3, 1, 1), (384, 1, 1), 200_000)
