@@ -1,7 +1,7 @@
 """The pipeline, readable as the algorithm: resolve, measure the model, decide, apply, check."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack
@@ -19,6 +19,7 @@ from gac.allocation.rules import RULES, Rule
 from gac.checkpoint.load import load
 from gac.checkpoint.planned import PlannedModel, attach_plan, planned
 from gac.compression.apply import changed_sites, describe, planned_sites
+from gac.compression.by_text import least_worst, with_predictions
 from gac.compression.first_shot import first_shot
 from gac.compression.refit import fitted_modules
 from gac.core.arguments import Count, Most
@@ -33,10 +34,11 @@ from gac.healing.records import BLOCKS, TrainingBudget, default_rate
 from gac.measurement.documents import Text
 from gac.measurement.embeddings import check_embeddings, quantised_embeddings, replace_embeddings
 from gac.measurement.session import (
-    calibration_run,
+    Measurement,
+    calibration_runs,
     check_same_everywhere,
     load_dense_model,
-    measure,
+    measuring,
     planned_digest,
     planned_windows,
 )
@@ -50,7 +52,7 @@ from gac.models.plain import check_in_memory
 from gac.models.threads import entry_point
 from gac.plan.costs import KV_NUMBERS, PARAMS
 from gac.plan.plan import Plan
-from gac.plan.recipe import DEFAULT_TEXT, Recipe, Refit, Shots
+from gac.plan.recipe import DEFAULT_TEXT, Recipe, Refit, ResolvedRecipe, Shots
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.reporting.figures.losses import figure_of_healing
@@ -68,6 +70,7 @@ class Options(TypedDict, total=False):
     seed: int
     shots: Shots
     bos: bool | None
+    balance: Literal["mean", "worst"] | None
     forms: str | Form | Iterable[str | Form]
     schemes: str | Scheme | Iterable[str | Scheme]
     align: bool | int | str
@@ -140,7 +143,7 @@ def allocate(
         tokenizer: a tokenizer, or where to read it; needed if none can be found for a loaded model.
         verify: solve the instance a second time, with HiGHS, and raise if that finds a better choice.
         check: a text like what the model will serve, a name, a path or documents. Its difference from the calibration
-            text is logged first, with a warning if it is large.
+            text is logged first, with a warning if it is large. The plan predicts the loss on it too.
         progress: show progress bars.
         options: the fields of ``gac.Recipe``, which documents them. ``calibration`` is its ``measure.text``, a list of
             such texts (``["wiki-sample:32x1024", "notes.txt:32x1024"]``), or documents: any iterable of strings, packed
@@ -161,7 +164,7 @@ def allocate(
     profile, profile_used = select_profile(request.profile, request.recipe.deployment.engine)
     resolved = resolve(request.recipe, load_config(model), profile, profile_used)
     rule = RULES.get(resolved.recipe.rule)
-    measured = measure(
+    opened = measuring(
         model,
         resolved,
         request.texts,
@@ -171,17 +174,27 @@ def allocate(
         compare_with=check,
         progress=progress,
     )
-    problem = Problem(
-        resolved.sites, measured.curves, profile, measured.recipe, measured.evidence, measured.by_weight, resolved.steps
-    )
 
-    def decide() -> Plan:
+    def decide(problem: Problem) -> Plan:
         decision = rule.decide(problem)
         if resolved.recipe.deployment.tensor_parallel > 1:
             decision = attach_single_gpu_comparison(problem, decision)
         return verified(decision) if verify else decision.plan
 
-    return this_run().once(decide)
+    with opened as measured_with:
+
+        def choose(weights: Sequence[float]) -> Plan:
+            measured = measured_with(weights)
+            problem = _problem(resolved, measured, profile)
+            return with_predictions(measured.run, this_run().once(lambda: decide(problem)), measured.check)
+
+        return least_worst(choose) if resolved.recipe.measure.balance == "worst" else choose(())
+
+
+def _problem(resolved: ResolvedRecipe, measured: Measurement, profile: Profile) -> Problem:
+    return Problem(
+        resolved.sites, measured.curves, profile, measured.recipe, measured.evidence, measured.by_weight, resolved.steps
+    )
 
 
 @entry_point(every_rank=True)
@@ -222,10 +235,9 @@ def frontier(
     # A method with forms of its own has read the budget as that of the cache, which is the limit gone through here.
     resolved = replace(resolved, recipe=replace(resolved.recipe, limits=replace(resolved.recipe.limits, kv_cache=None)))
     check_limited(resolved.sites, profile, resolved.recipe, limit)
-    measured = measure(model, resolved, request.texts, tokenizer, first_shot=first_shot, progress=progress)
-    problem = Problem(
-        resolved.sites, measured.curves, profile, measured.recipe, measured.evidence, measured.by_weight, resolved.steps
-    )
+    opened = measuring(model, resolved, request.texts, tokenizer, first_shot=first_shot, progress=progress)
+    with opened as measured_with:
+        problem = _problem(resolved, measured_with(()), profile)
     return this_run().once(lambda: solve_frontier(problem, points=points, limit=limit))
 
 
@@ -279,10 +291,11 @@ def compress(
     if scheme.lossy:
         check_embeddings(loaded.model)
     owned = isinstance(model, (str, Path))
-    opened = calibration_run(
+    opened = calibration_runs(
         loaded, recipe, windows, digest, owned=owned, first_shot=first_shot, keep_rotated=True, progress=progress
     )
-    with opened as (run, _):
+    with opened as (run_of, _):
+        run = run_of([part.weight for part in plan.measured.calibration.parts])
         embeddings = quantised_embeddings(loaded.model, scheme)
         modules = fitted_modules(run, plan, sites, changed, embeddings)
     swap_in(loaded.model, modules)

@@ -262,7 +262,7 @@ def test_every_window_begins_with_bos_where_the_tokenizer_puts_it_first(small: S
 
 
 def test_a_bos_outside_of_the_vocabulary_is_refused(small: Small, tiny_config: LlamaConfig, monkeypatch: Any) -> None:
-    monkeypatch.setattr("gac.measurement.session.calibration_run", None)
+    monkeypatch.setattr("gac.measurement.session.calibration_runs", None)
     tiny_config.vocab_size = 256
     tiny_config.bos_token_id = tiny_config.eos_token_id = tiny_config.pad_token_id = 1
     with pytest.raises(TextError, match=r"token id 256 on .*, its BOS; expected ids below the model's vocabulary"):

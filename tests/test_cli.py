@@ -63,6 +63,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--rule uniform:down8": {"rule": "uniform:down8"},
     "--method svd": {"method": "svd"},
     "--calibration TEXT:2x64 --calibration TEXT:4x32": {"calibration": ["TEXT:2x64", "TEXT:4x32"]},
+    "--calibration TEXT:2x64 --calibration self:2x64 --balance mean": {
+        "calibration": ["TEXT:2x64", "self:2x64"],
+        "balance": "mean",
+    },
     "--seed 3": {"seed": 3},
     "--shots 2": {"shots": 2},
     "--bos": {"bos": True},

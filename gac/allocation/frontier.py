@@ -101,6 +101,9 @@ def check_frontier_recipe(points: int, limit: str, recipe: Recipe) -> None:
             raise BudgetError(stated, "no limit but the one that rises", f"Leave {name} out, or use gac.allocate.")
     if recipe.rule != "loss":
         raise GacError(f"a frontier by rule {recipe.rule}", "rule loss", "Use gac.allocate for the other rules.")
+    if recipe.measure.balance == "worst":
+        problem = "a frontier whose worst text loses least: every point has other weights of the texts"
+        raise GacError(problem, "balance='mean' or None", "Use gac.allocate for balance='worst'.")
 
 
 def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit: str) -> None:

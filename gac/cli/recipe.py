@@ -82,6 +82,12 @@ _ROWS = (
         metavar="TEXT[:NxL]",
         show_default="wiki-sample:32x1024 and self:32x1024; on a CPU 14 and 2 windows",
     ),
+    option(
+        "--balance",
+        "Weights of several texts. mean: the same for each. worst: so that the text that loses most loses as little as "
+        "can be found, in up to six choices. Default: by their windows.",
+        click.Choice(("mean", "worst")),
+    ),
     switch("--align/--no-align", "Keep to dims that run fast according to the profile.", show_default="align"),
     option("--align-to step", "Of those dims, only multiples of N.", AT_LEAST_1, "N"),
     switch(

@@ -239,7 +239,11 @@ class _LayerWork:
     ) -> dict[str, "_Sums"]:
         sums: dict[str, _Sums] = {}
         rows, half_at = self.calibration.rows, first_half(len(self.calibration.windows))
-        counts = {weight.name: self.artifacts.tokens(weight)[rows].sqrt() for weight in fitted}
+        of_windows = self.calibration.window_weights[rows, None].sqrt()  # tokens hold the root's other half
+        counts = {
+            weight.name: (tokens := self.artifacts.tokens(weight)[rows]).sqrt() * of_windows.to(tokens.device)
+            for weight in fitted
+        }
         for index, (x, lost) in enumerate(self.both.inputs_of(self.layer, stage, seen)):
             part = self.both.parts[index]
             for weight in fitted:

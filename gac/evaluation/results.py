@@ -120,13 +120,18 @@ class Evaluation:
         means = map(self.mean_log_ratio, self.models)
         return tuple(None if mean is None else exp(mean) for mean in means)
 
-    def predicted_perplexity(self, model: Evaluated, text: int = 0) -> float | None:
-        """The perplexity that the plan predicts on a text: that of ``against`` times exp(predicted loss).
+    def predicted_loss(self, model: Evaluated, text: int = 0) -> float | None:
+        """The loss that the plan predicts on a text, nats a token.
 
-        None if either is missing, or the text is not the one that the plan was calibrated on.
+        None if it predicts none, the dense model is not known, or the text is none that the plan was calibrated on.
         """
         if self.against is None or not self.against.texts or model.plan is None or model.predicted is None:
             return None
-        if model.texts[text].perplexity.text != model.plan.measured.calibration.text:
-            return None
-        return self.against.texts[text].perplexity.value * exp(model.predicted)
+        losses = {model.plan.measured.calibration.text: model.predicted}
+        losses |= {by.text: by.loss for by in model.plan.prediction.by_text}
+        return losses.get(model.texts[text].perplexity.text)
+
+    def predicted_perplexity(self, model: Evaluated, text: int = 0) -> float | None:
+        """The perplexity of ``against`` on a text times exp(``predicted_loss``)."""
+        loss = self.predicted_loss(model, text)
+        return None if loss is None or self.against is None else self.against.texts[text].perplexity.value * exp(loss)

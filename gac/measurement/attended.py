@@ -106,12 +106,14 @@ class AttendedSums(RunningSums):
     def means(self) -> dict[str, Tensor]:
         means: dict[str, Tensor] = {}
         for weight in self._weights:
+            means["attended-windows"] = torch.tensor([*self._counts, 0][:2], dtype=torch.float64)
             names = [
                 [_name(what, half, weight.name) for what in ("inputs", "gradients")]
                 for half in range(len(self._counts))
             ]
             pairs = [[mirrored(self.sums.pop(name)) for name in pair] for pair in names]
             squared = sum(float(inputs.trace()) for inputs, _ in pairs) / (self._length * sum(self._counts))
+            means[f"attended-power/{weight.name}"] = torch.tensor(squared or 1.0, dtype=torch.float64)
             for pair, sums, windows in zip(names, pairs, self._counts, strict=True):
                 for name, total, over in zip(pair, sums, (1.0, squared or 1.0), strict=True):
                     means[name] = total.div_(self._length * windows * over).float()

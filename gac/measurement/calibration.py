@@ -35,8 +35,9 @@ from gac.core.linalg import at_once, check_measured
 from gac.core.progress import progress_bar, rough_duration
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Halves, Moments
-from gac.measurement.attended import AttendedSums, cached_weights, held_out, seen_windows
+from gac.measurement.attended import AttendedSums, cached_weights, held_out
 from gac.measurement.layerwise import LayerwiseBackward, Tick
+from gac.measurement.mixture import mixed
 from gac.measurement.store import (
     CPU,
     StatisticsStore,
@@ -75,6 +76,11 @@ class LayerMoments:
         """Mean loss of the dense model over the windows, nats for a predicted token."""
         return float(self.tensors["loss"])
 
+    @property
+    def losses(self) -> Tensor:
+        """The same for each of several texts, float64, shape ``(texts,)``; empty where there is one."""
+        return self.tensors.get("losses", torch.zeros(0, dtype=torch.float64))
+
     def tokens(self, weight: Weight) -> Tensor:
         """Weight of each token in the moment of the inputs, |g|^p, shape ``(windows, tokens)``."""
         return self.tensors[f"tokens/{weight.name}"]
@@ -99,19 +105,15 @@ class LayerMoments:
 
     def attended(self, weight: Weight, pooled: Callable[[Halves], Tensor] = Halves.mean) -> Moments:
         """The moments of k_proj or v_proj as attention reads what is cached, where the run was asked for them."""
-        windows, length = self.tokens(weight).shape
-        seen = seen_windows(windows, first_half(windows), held_out(windows, length))
-        share = seen[0] / sum(seen)
+        share = _share(self.tensors["attended-windows"])
         inputs, gradients = (
             pooled(self._halves(f"attended-{what}", weight, share)) for what in ("inputs", "gradients")
         )
         return replace(self.of(weight), inputs=inputs, gradients=gradients)
 
     def _sides(self, weight: Weight) -> tuple[Halves, Halves]:
-        counted = self.tokens(weight)
-        half = first_half(len(counted))
-        part = counted[:half].sum(dtype=torch.float64) / counted.sum(dtype=torch.float64).clamp_min(TINY)
-        return self._halves("inputs", weight, float(part)), self._halves("gradients", weight, half / len(counted))
+        counts, windows = (_share(self.tensors[name]) for name in (f"counts/{weight.name}", "windows"))
+        return self._halves("inputs", weight, counts), self._halves("gradients", weight, windows)
 
     def _noise(self, weight: Weight) -> dict[str, Tensor]:
         names = {reader: noise_name(reader, weight.name) for reader in READERS}
@@ -121,6 +123,25 @@ class LayerMoments:
         first, second = (self.tensors.get(f"{what}/{half}/{weight.name}") for half in range(2))
         assert first is not None, f"no {what} of {weight.name} were measured"
         return Halves(first, second, share)
+
+
+def _share(halves: Tensor) -> float:
+    return float(halves[0] / halves.sum().clamp_min(TINY))
+
+
+@dataclass(frozen=True, eq=False)
+class TextOfMixture:
+    """One of several texts that are calibrated on together.
+
+    Attributes:
+        windows: the numbers of its windows among all.
+        store: where its moments are kept, for any mixture.
+        weight: what each of its tokens counts.
+    """
+
+    windows: tuple[int, ...]
+    store: StatisticsStore
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +156,7 @@ class CalibrationRun:
         ranks: the processes that measure together, each with the whole model and text. They share the store.
         attended: whether keys and values are measured as attention reads them too, see ``LayerMoments.attended``.
         readers: the quantisers of inputs whose noise is measured.
+        texts: of windows of several texts, each text. Moments are then kept by text, and ``store`` has all else.
     """
 
     model: nn.Module
@@ -146,6 +168,7 @@ class CalibrationRun:
     ranks: Ranks = ALONE
     attended: bool = False
     readers: tuple[str, ...] = ()
+    texts: tuple[TextOfMixture, ...] = ()
 
     @property
     def rows(self) -> slice:
@@ -156,7 +179,21 @@ class CalibrationRun:
 
     @property
     def held_out(self) -> list[int]:
-        return held_out(*self.windows.shape)
+        if not self.texts:
+            return held_out(*self.windows.shape)
+        length = self.windows.shape[1]
+        return sorted(text.windows[number] for text in self.texts for number in held_out(len(text.windows), length))
+
+    @property
+    def window_weights(self) -> Tensor:
+        """Weight of the tokens of each window, shape ``(windows,)``."""
+        weights = torch.ones(len(self.windows))
+        for text in self.texts:
+            weights[list(text.windows)] = text.weight
+        return weights
+
+    def of_text(self, text: TextOfMixture) -> "CalibrationRun":
+        return replace(self, windows=self.windows[list(text.windows)], store=text.store, texts=())
 
     def moments_path(self, layer: int) -> Path:
         return self.store.path(ATTENDED if self.attended else "layer", layer)
@@ -214,6 +251,16 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
         ModelError: the loss or a statistic is not finite, or the model is no stack of decoder layers.
         StatisticsError: what is kept cannot be written or read.
     """
+    if not run.texts:
+        yield from _stream_text(run, sites)
+        return
+    windows, weights = [text.windows for text in run.texts], [text.weight for text in run.texts]
+    for parts in zip(*(_stream_text(run.of_text(text), sites) for text in run.texts), strict=True):
+        by_text = [moments.tensors for _, moments in parts if moments is not None]
+        yield parts[0][0], LayerMoments(mixed(by_text, windows, weights)) if by_text else None
+
+
+def _stream_text(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
     weights, on_disk, ranks = group_by_layer(sites), kept_on_disk(sites, run.attended), run.ranks
     stored = ranks.once(lambda: {layer for layer, of in weights.items() if on_disk and run.has_moments(layer, of)})
     missing = {layer: of for layer, of in weights.items() if layer not in stored}
@@ -368,7 +415,7 @@ def stream_second(
     gradients = stream_moments(first, sites)
     for (layer, moments), (_, of_first) in zip(stream_moments(dense, sites), gradients, strict=True):
         if moments is not None and of_first is not None:
-            names = [name for name in of_first.tensors if name.startswith(("gradients/", "tokens/"))]
+            names = [name for name in of_first.tensors if name.startswith(("gradients/", "tokens/", "counts/"))]
             moments.tensors.update((name, of_first.tensors[name]) for name in names)
             of_first.tensors.clear()  # so that what is not asked for is let go before the layer is decomposed
         yield layer, moments

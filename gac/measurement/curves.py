@@ -66,10 +66,11 @@ class LayerFit:
 
 @dataclass(frozen=True, eq=False)
 class ModelCurves:
-    """The loss curves of a model, and the dense model's mean loss on the calibration text, nats."""
+    """The loss curves of a model, and the dense model's mean loss on the calibration text, and on each of several."""
 
     curves: LossCurves
     dense_loss: float
+    dense_losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,8 @@ def measure_curves(
             curves = curves.with_scheme(scheme, layers[layer], [form_named("dense"), *measured], price)
     if any(form.loss.needs_forward_runs or form.loss.anchors for form in measured):
         curves = with_joint_losses(run, layers, measured, curves, fit.artifacts)
-    return ModelCurves(curves, float(fits[min(fits)].losses["loss"]))
+    losses_of_lowest = fits[min(fits)].losses
+    return ModelCurves(curves, float(losses_of_lowest["loss"]), tuple(losses_of_lowest["losses"].tolist()))
 
 
 def fit_layers(
@@ -248,7 +250,7 @@ def _fits_of(
         return measured[weight]
 
     attended = partial(moments.attended, pooled=run.method.pooled) if _attends(run, parts) else None
-    loss = {"loss": np.array(moments.loss)}
+    loss = {"loss": np.array(moments.loss), "losses": moments.losses.cpu().numpy()}
     for part in (part for part in parts if part.scheme is None):
         statistics = Statistics(run.model, pooled, run.method, known.artifacts, runs_of(part), known.losses, attended)
         if part is _INPUTS:

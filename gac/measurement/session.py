@@ -28,6 +28,7 @@ from gac.measurement.calibration import (
     FIRST_KEPT,
     CalibrationRun,
     LayerMoments,
+    TextOfMixture,
     kept_on_disk,
     moment_bytes,
     stream_second,
@@ -39,7 +40,7 @@ from gac.measurement.expected import expected_curves, expected_error, expected_s
 from gac.measurement.joint_losses import MOST
 from gac.measurement.own_text import FOLDER, sampled_windows
 from gac.measurement.runs import TOKENS
-from gac.measurement.similarity import compare_texts
+from gac.measurement.similarity import check_windows, compare_texts
 from gac.measurement.store import StatisticsStore
 from gac.measurement.text import SELF, TextSpec, Windows, check_positions, check_vocabulary
 from gac.measurement.texts import CalibrationText, Texts, is_sampled
@@ -64,7 +65,7 @@ logger = logging.getLogger("gac")
 FirstShot = Callable[[CalibrationRun], nn.Module]
 """Makes the compressed model of a first shot, see ``gac.compression.first_shot.first_shot``."""
 
-_FORMAT = 14  # raised when the stored statistics of a layer change, or the way a first shot is made
+_FORMAT = 15  # raised when the stored statistics of a layer change, or the way a first shot is made
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,15 +77,24 @@ class Measurement:
         curves: expected loss of every weight by form, scheme and dim.
         evidence: the model, its text and how far predictions are off.
         by_weight: what the rule asked for besides curves, by weight name.
+        run: the calibration that the curves come from; for as long as the session is open.
+        check: windows of the text that was compared with the calibration text.
     """
 
     recipe: Recipe
     curves: LossCurves
     evidence: Measured
     by_weight: Mapping[str, Floats]
+    run: CalibrationRun
+    check: Windows | None = None
 
 
-def measure(
+Measuring = Callable[[Sequence[float]], Measurement]
+"""Measures the loss of every choice, with so much weight for each token of every calibration text; () for 1."""
+
+
+@contextmanager
+def measuring(
     model: PreTrainedModel | str | Path,
     resolved: ResolvedRecipe,
     texts: Texts,
@@ -94,10 +104,10 @@ def measure(
     needs: str | None = None,
     compare_with: Text | None = None,
     progress: bool = True,
-) -> Measurement:
-    """Measure the loss of every choice that the recipe allows.
+) -> Iterator[Measuring]:
+    """Open a model to measure the loss of every choice that the recipe allows.
 
-    Statistics are stored under ``GAC_HOME``; a repeated call reads them.
+    Statistics are stored under ``GAC_HOME``, by text; a repeated call reads them.
 
     Args:
         first_shot: compresses the model once, where the recipe has two shots.
@@ -120,58 +130,82 @@ def measure(
         resolved = replace(resolved, recipe=replace(resolved.recipe, space=space))
     recipe = resolved.recipe
     of_head, lossy = scheme_named(space.head), any(scheme_named(name).lossy for name in space.schemes)
+    if recipe.measure.balance == "worst":
+        check_in_memory(loaded.model, ", with balance='worst'", "where it runs as planned", ", or balance the mean")
     if recipe.measure.shots == 2 or lossy or of_head.lossy:
         _check_options(loaded.model, resolved)
     digest = targeted_digest(loaded, sites)
     cut = partial(cut_windows, loaded=loaded, digest=digest, seed=recipe.measure.seed, bos=recipe.measure.bos)
     if by_default:
         texts, windows = _default_windows(texts, partial(cut, progress=progress))
-        recipe = replace(recipe, measure=replace(recipe.measure, text=texts.written))
+        balance = recipe.measure.balance if len(texts.parts) > 1 else None
+        recipe = replace(recipe, measure=replace(recipe.measure, text=texts.written, balance=balance))
     else:
         windows = cut(texts, progress=progress)
     if ranks.count > 1:
         check_same_everywhere(ranks, loaded, digest, windows, recipe)
+    check = None
     if compare_with is not None:
         compared = (loaded.model, loaded.tokenizer, sites, texts, windows, compare_with, progress)
         ranks.once(partial(compare_texts, *compared))
+        check = check_windows(loaded.model, loaded.tokenizer, texts, windows, compare_with)
     params = sum(parameter.numel() for parameter in loaded.model.parameters())
-    opened = calibration_run(
+    opened = calibration_runs(
         loaded, recipe, windows, digest, owned=isinstance(model, (str, Path)), first_shot=first_shot, progress=progress
     )
-    with opened as (run, rotation):
+
+    def measured_with(weights: Sequence[float]) -> Measurement:
+        weights = weights or _balanced(recipe, texts)
+        run = run_of(weights)
         dense_inputs = lossy and recipe.refit in (None, "none")
         measured = measure_curves(run, sites, forms=space.forms, schemes=space.schemes, rounding=dense_inputs)
         head = measure_head(run, loaded.model, of_head) if of_head.lossy else None
         by_weight = ranks.once(lambda: measure_weights(needs, replace(run, ranks=ALONE), sites) if needs else {})
-    text = Calibration(
-        text=texts.name,
-        windows=len(windows),
-        window_tokens=windows.length,
-        digest=windows.digest,
-        loss=measured.dense_loss,
-        documents=texts.documents,
-        bos=windows.bos == "windows",
-        parts=tuple(CalibrationPart(part.name, part.windows) for part in texts.parts if len(texts.parts) > 1),
-    )
-    evidence = Measured(
-        model=loaded.name,
-        digest=digest,
-        params=params,
-        family=resolved.model_type,
-        calibration=text,
-        profile=resolved.profile,
-        factor=FACTOR * expected_share(recipe.refit, resolved.method, resolved.family),
-        error=expected_error(resolved.method, text),
-        rotation=rotation,
-        head=head,
-    )
-    return Measurement(
-        recipe, expected_curves(measured.curves, recipe, resolved.method, resolved.family), evidence, by_weight
-    )
+        text = Calibration(
+            text=texts.name,
+            windows=len(windows),
+            window_tokens=windows.length,
+            digest=windows.digest,
+            loss=measured.dense_loss,
+            documents=texts.documents,
+            bos=windows.bos == "windows",
+            parts=_parts(texts, measured.dense_losses, weights),
+        )
+        evidence = Measured(
+            model=loaded.name,
+            digest=digest,
+            params=params,
+            family=resolved.model_type,
+            calibration=text,
+            profile=resolved.profile,
+            factor=FACTOR * expected_share(recipe.refit, resolved.method, resolved.family),
+            error=expected_error(resolved.method, text),
+            rotation=rotation,
+            head=head,
+        )
+        curves = expected_curves(measured.curves, recipe, resolved.method, resolved.family)
+        return Measurement(recipe, curves, evidence, by_weight, run, check)
+
+    with opened as (run_of, rotation):
+        yield measured_with
+
+
+def _balanced(recipe: Recipe, texts: Texts) -> Sequence[float]:
+    """Return the weights of the texts by the recipe; () for the same of every token."""
+    if recipe.measure.balance is None:
+        return ()
+    return [texts.windows / (len(texts.parts) * part.windows) for part in texts.parts]
+
+
+def _parts(texts: Texts, losses: Sequence[float], weights: Sequence[float]) -> tuple[CalibrationPart, ...]:
+    if len(texts.parts) == 1:
+        return ()
+    each = zip(texts.parts, losses, weights or [1.0] * len(losses), strict=True)
+    return tuple(CalibrationPart(part.name, part.windows, loss, weight) for part, loss, weight in each)
 
 
 @contextmanager
-def calibration_run(
+def calibration_runs(
     loaded: Loaded,
     recipe: Recipe,
     windows: Windows,
@@ -181,31 +215,40 @@ def calibration_run(
     first_shot: FirstShot,
     keep_rotated: bool = False,
     progress: bool = True,
-) -> Iterator[tuple[CalibrationRun, Rotation | None]]:
-    """Open the statistics of a model; with the model rotated inside, where the recipe says so.
+) -> Iterator[tuple[Callable[[Sequence[float]], CalibrationRun], Rotation | None]]:
+    """Open the statistics of a model, by the weights of texts; with the model rotated inside, where the recipe says so.
 
     The second shot's statistics are stored apart, and its model is made when its moments are first asked for.
     ``owned`` and ``keep_rotated`` are as for ``gac.models.rotation.rotated``.
     """
     method = METHODS.get(recipe.measure.method)
     # Statistics of a rotated model are others, so they have another key.
-    rotated_digest = f"{digest}, rotated" if recipe.space.rotate else digest
-    key = f"{rotated_digest} {windows.digest} {method.power}"
-    rotating: AbstractContextManager[Rotation | None] = nullcontext()
-    if recipe.space.rotate:
-        rotating = rotated(loaded.model, keep_rotated, owned)
-    with rotating as rotation:
-        dense = CalibrationRun(loaded.model, windows.ids, method, _store(key), progress, ranks=this_run())
-        if recipe.measure.shots == 1:
-            yield dense, rotation
-            return
-        run = replace(dense, store=_store(f"{key}, gradients at {FIRST_KEPT}"))
+    start, end = f"{digest}, rotated" if recipe.space.rotate else digest, str(method.power)
+
+    def run_of(weights: Sequence[float], suffix: str = "") -> CalibrationRun:
+        counts = tuple(weights) or (1.0,) * len(windows.texts)
+        weighted = f", weights {counts}" if len({*counts}) > 1 else ""
+        texts = tuple(
+            TextOfMixture(text.numbers, _store(f"{start} {text.digest} {end}{suffix}"), weight)
+            for text, weight in zip(windows.texts, counts, strict=True)
+        )
+        store = _store(f"{start} {windows.digest} {end}{suffix}{weighted}")
+        return CalibrationRun(loaded.model, windows.ids, method, store, progress, ranks=this_run(), texts=texts)
+
+    def two_shots(weights: Sequence[float]) -> CalibrationRun:
+        dense, run = run_of(weights), run_of(weights, f", gradients at {FIRST_KEPT}")
 
         def stream(request: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
             first = replace(run, model=first_shot(dense))
             return stream_second(replace(dense, attended=request.attended, readers=request.readers), first, sites)
 
-        yield replace(run, source=stream), rotation
+        return replace(run, source=stream)
+
+    rotating: AbstractContextManager[Rotation | None] = nullcontext()
+    if recipe.space.rotate:
+        rotating = rotated(loaded.model, keep_rotated, owned)
+    with rotating as rotation:
+        yield run_of if recipe.measure.shots == 1 else two_shots, rotation
 
 
 def _store(key: str) -> StatisticsStore:
@@ -229,10 +272,11 @@ def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
     forms = [form_named(name) for name in dict.fromkeys((*resolved.method.forms, *recipe.space.forms))]
     attended = resolved.method.two_sided and any(form.loss.uses_attention_curvature for form in forms)
     folder, stored = home() / "statistics", kept_on_disk(sites, attended)
+    size = len(texts.parts) * moment_bytes(sites, attended) / 1e9
     where = f"and factors in {folder}" if stored else f"not kept on disk, factors in {folder}"
     yield (
         f"{len(sites)} sites; calibration on {texts.windows} windows of {texts.length} tokens of {texts.name}; "
-        f"{moment_bytes(sites, attended) / 1e9:.2g} GB of statistics {where}, reused where they exist"
+        f"{size:.2g} GB of statistics {where}, reused where they exist"
     )
     if recipe.measure.shots == 2:
         times = "twice" if kept_on_disk(sites) else "three times"
@@ -247,7 +291,7 @@ def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
             f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, from the first layer that "
             "changes on; leave the form out of forms= (--form) to save that"
         )
-    windows = len(held_out(texts.windows, texts.length)) if attended else 0
+    windows = sum(len(held_out(part.windows, part.length)) for part in texts.parts) if attended else 0
     bases = {base.name: base for form in forms for base in (form.base_form or form,) if base.loss.anchors and windows}
     for form in bases.values():
         runs = (len(form.loss.anchors) + 1) * (sum(map(form.applies_to, weights)) + 1)

@@ -109,11 +109,14 @@ class MomentSums(RunningSums):
             self._tokens[name] = list(ranks.total_at(owner, every))
 
     def means(self) -> dict[str, Tensor]:
-        """The float32 moments, and what each token counted, ``(windows, tokens)``; the sums are gone."""
+        """The float32 moments, and what ``gac.measurement.mixture`` needs to mix them; the sums are gone."""
         means = {f"tokens/{name}": torch.stack(counted) for name, counted in self._tokens.items()}
+        means["windows"] = torch.tensor([self._half, self._windows - self._half], dtype=torch.float64)
         for name in self._tokens:
             counted = means[f"tokens/{name}"].sum(1, dtype=torch.float64)
             both = self.sums.pop(f"both/{name}").clamp_min(TINY)
+            counts = torch.stack([counted[: self._half].sum(), counted[self._half :].sum()])
+            means |= {f"counts/{name}": counts, f"power/{name}": both.double() / counted.sum().clamp_min(TINY)}
             for what in (f"scale/{name}", *(noise_name(reader, name) for reader in self._readers)):
                 means[what] = self.sums.pop(what).div_(counted.sum().clamp_min(TINY)).float()
             for half, part in enumerate((counted[: self._half], counted[self._half :])):

@@ -82,6 +82,8 @@ class Windows:
         start: where the first window begins, in tokens of the text.
         bos: where there is a BOS; at the head of every window it takes the place of one token of text.
         complete: they are all windows of the text.
+        texts: where they are of several texts, those of each.
+        numbers: of one of these, its places among all.
     """
 
     name: str
@@ -90,6 +92,8 @@ class Windows:
     start: int = 0
     bos: Bos = "none"
     complete: bool = True
+    texts: "tuple[Windows, ...]" = ()
+    numbers: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return int(self.ids.shape[0])

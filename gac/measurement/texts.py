@@ -99,9 +99,11 @@ class Texts:
         ]
         if len(each) == 1:
             return each[0]
-        rows = [iter(windows.ids) for windows in each]
-        ids = torch.stack([next(rows[part]) for part in interleaved([len(windows) for windows in each])])
-        return replace(each[0], name=self.name, ids=ids, digest=digest_of(ids))
+        order, rows = interleaved([len(windows) for windows in each]), [iter(windows.ids) for windows in each]
+        ids = torch.stack([next(rows[part]) for part in order])
+        places = [tuple(number for number, part in enumerate(order) if part == index) for index in range(len(each))]
+        texts = tuple(replace(windows, numbers=numbers) for windows, numbers in zip(each, places, strict=True))
+        return replace(each[0], name=self.name, ids=ids, digest=digest_of(ids), texts=texts)
 
 
 def is_sampled(part: Part) -> bool:

@@ -75,7 +75,6 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def _remedy(model: Any, names: Iterable[str] = ()) -> str:
-    """Advice for a model with other parameters than its architecture's, of these names."""
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
         return "Merge the adapter into the weights first (merge_and_unload of peft)."
     if getattr(model, "is_quantized", False) or any(SCALES.search(name) for name in names):

@@ -14,10 +14,19 @@ _LARGEST = 709.0  # e to this power is about 8e307, near the largest float64
 
 @dataclass(frozen=True)
 class CalibrationPart:
-    """One of several calibration texts: its name or path, and its number of windows."""
+    """One of several calibration texts.
+
+    Attributes:
+        text: its name or path.
+        windows: their number.
+        loss: the dense model's mean loss on it, nats a token; None in plans of earlier versions.
+        weight: of each of its tokens, see ``Measure.balance``.
+    """
 
     text: str
     windows: int
+    loss: float | None = None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)

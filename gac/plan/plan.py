@@ -18,6 +18,7 @@ from gac.plan.record import (
     Prediction,
     SingleGpuComparison,
     Speed,
+    TextPrediction,
     WorkloadLatency,
     amounts,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "SingleGpuComparison",
     "SiteChoice",
     "Speed",
+    "TextPrediction",
     "WeightChoice",
     "WeightDifference",
     "WorkloadLatency",
@@ -186,6 +188,9 @@ def _conditions(plan: Plan) -> Iterator[tuple[str, object, bool]]:
     yield "measured.rotation", measured.rotation, rotated and measured.untied >= 0
     others = measured.params + measured.untied - plan.budget.total - (head.params if head else 0)
     yield "measured.head", head, others >= 0 and (head is None or head.is_valid)
+    texts, predicted = [part.text for part in text.parts], [by.text for by in plan.prediction.by_text]
+    extra = len(predicted) - len(texts)  # a text that is not calibrated on
+    yield "prediction.by_text", predicted, not predicted or (predicted[: len(texts)] == texts and 0 <= extra <= 1)
     yield "recipe.space.head", space.head, space.head == (head.scheme if head else DEFAULT_SCHEME)
     yield "prediction.head", plan.prediction.head, measured.lost_by_head == plan.prediction.head
     yield "healed", plan.healed, all(healed.is_valid for healed in plan.healed)

@@ -79,6 +79,9 @@ class Measure:
             again: SmolLM2's perplexity is 0.5 % lower for it at 0.8 and 1.8 % at 0.6. Calibration takes two or three
             times as long, and a second copy of the targeted weights needs memory. For the method ``kfac`` and the rule
             ``loss``, where weights can be fitted again by ``residual``.
+        balance: of several texts. None: each weighs by its windows. ``mean``: all weigh alike, so that the mean of
+            ln(perplexity / dense) over the texts is minimised. ``worst``: they weigh so that the largest of these is as
+            small as the search found; it measures the model up to six times, from the same statistics.
     """
 
     method: str = "kfac"
@@ -86,11 +89,14 @@ class Measure:
     seed: Annotated[int, Ge(0), Most(MAX_INTEGER)] = 0
     shots: Shots = 1
     bos: bool | None = None
+    balance: Literal["mean", "worst"] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         texts = (self.text,) if isinstance(self.text, str) else tuple(self.text)
         _check(bool(texts) and all(texts), "measure.text", self.text, "a name or a path, or several")
+        expected = "several calibration texts to weigh, or None"
+        _check(self.balance is None or len(texts) > 1, "measure.balance", self.balance, expected)
         object.__setattr__(self, "text", texts[0] if len(texts) == 1 else texts)
 
 

@@ -57,6 +57,16 @@ class WorkloadLatency:
 
 
 @dataclass(frozen=True)
+class TextPrediction:
+    """The predicted loss on one of several calibration texts, nats a token more than dense, and perplexities on it."""
+
+    text: str
+    loss: float
+    dense_perplexity: float
+    perplexity: float
+
+
+@dataclass(frozen=True)
 class Prediction:
     """The predicted loss, nats a token more than dense, and perplexities on the calibration text.
 
@@ -64,6 +74,8 @@ class Prediction:
         together: the part of the loss beyond the sum over the sites: measured of pairs of choices, of all latents
             together, and of some choices on text.
         head: the part of quantised embedding and head, which no choice changes.
+        by_text: the same on each of several calibration texts, and then on a text that is not calibrated on, where it
+            was asked for; see ``gac.compression.by_text``.
     """
 
     loss: float
@@ -71,6 +83,7 @@ class Prediction:
     perplexity: float
     together: float = 0.0
     head: float = 0.0
+    by_text: tuple[TextPrediction, ...] = ()
 
     @property
     def summed(self) -> float:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
 from shlex import join
 from typing import Any
 
@@ -97,7 +98,15 @@ def _loss(plan: PlanRecord) -> Iterator[tuple[str, str]]:
     parts = f"{parts}, or on text" if predicted.together else ""
     yield "loss", f"+{predicted.loss:.4f} nats a token predicted{measured.error_margin_text()}{parts}"
     perplexities = f"{predicted.dense_perplexity:.2f} -> {predicted.perplexity:.2f}"
-    yield "perplexity", f"{perplexities} predicted on calibration text"
+    yield "perplexity", "\n".join((f"{perplexities} predicted on calibration text", *_by_text(plan)))
+
+
+def _by_text(plan: PlanRecord) -> Iterator[str]:
+    for part, by in zip_longest(plan.measured.calibration.parts, plan.prediction.by_text):
+        if by is not None:
+            counted = "" if part is None or part.weight == 1 else f", counted {part.weight:.3g} times"
+            elsewhere = ", which is not calibrated on" if part is None else ""
+            yield f"{by.dense_perplexity:.2f} -> {by.perplexity:.2f} on {by.text}{elsewhere}: +{by.loss:.4f}{counted}"
 
 
 def _healing(healed: Healed) -> str:

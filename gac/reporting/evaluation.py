@@ -52,7 +52,7 @@ def _rows(result: Evaluation, model: Evaluated) -> Iterator[dict[str, str]]:
             figures |= {"KL": f"{text.divergence.kl:.4f}", "top-1": f"{text.divergence.top1:.1%}"}
         yield ({"": f"  on {Path(text.perplexity.text).name}"} if several else row) | figures
         if perplexity := result.predicted_perplexity(model, number):
-            yield {"": "  predicted by its plan", **_change(perplexity, model.predicted)}
+            yield {"": "  predicted by its plan", **_change(perplexity, result.predicted_loss(model, number))}
     if several and result.against is not None and model is not result.against:
         yield {"": "  geometric mean", **_ratio(result.mean_log_ratio(model))}
 
@@ -94,9 +94,6 @@ def _score(score: TaskScore) -> str:
 def _count(score: TaskScore) -> str:
     items = f"{score.items:,}"
     return f"{items} items" if score.items == score.total else f"the first {items} of {score.total:,} items"
-
-
-# --- latency --------------------------------------------------------------------------------------------------------
 
 
 def timed_table(results: "Sequence[Timed]") -> Group:

@@ -21,12 +21,16 @@ from torch import Tensor
 
 import gac
 from gac.allocation.problem import Problem
+from gac.core.distributed.ranks import ALONE
 from gac.core.errors import BudgetError
 from gac.core.io import atomic_path
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Moments
 from gac.measurement.calibration import CalibrationRun, stream_moments
+from gac.measurement.own_text import sampled_windows
 from gac.measurement.samples import NEWS, SAMPLE_TEXTS, packaged_file
+from gac.measurement.session import targeted_digest
+from gac.measurement.text import SELF
 from gac.models.families import family_of
 from gac.models.loading import Loaded, load_model
 from gac.models.sites import Weight
@@ -47,6 +51,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--retry": {"action": "store_true", "help": "measure again what failed"},
     "--device": {"choices": ("cuda", "cpu"), "default": "cuda"},
 }
+SELF_WINDOWS, SELF_SEED = 32, 1
+"""Windows of own text on which models are measured, and its seed."""
 LAYERS = (4, 14, 26)
 """Of SmolLM2's, where single weights are looked at."""
 OF_ONE_TEXT = ("--model", "--calibration", "--profile", "--windows", "--output")
@@ -217,6 +223,7 @@ class Study:
                 one.workload: one.plan_ns / one.dense_ns for one in plan.workloads if one.plan_ns and one.dense_ns
             },
             "predicted": plan.prediction.loss,
+            "predicted_by_text": {by.text: by.loss for by in plan.prediction.by_text},
         } | self.quality_of(plan)
 
     def quality_of(self, plan: Plan) -> dict[str, Any]:
@@ -239,7 +246,18 @@ class Study:
         """On each text, by its name."""
         asked = self._asked
         how = {"windows": asked.windows} | ({"length": asked.length} if "length" in asked else {})
-        return {text: gac.perplexity(model, self.loaded.tokenizer, text, **how) for text in self.texts}
+        files = {text: str(self._own_text()) if text == SELF else text for text in self.texts}
+        return {text: gac.perplexity(model, self.loaded.tokenizer, file, **how) for text, file in files.items()}
+
+    def _own_text(self) -> Path:
+        """A file of text that the dense model writes with another seed than that of calibration."""
+        path = self._asked.output.with_suffix(".self.txt")
+        if not path.exists():
+            model, tokenizer = self.loaded.model, self.loaded.tokenizer
+            digest = targeted_digest(self.loaded, family_of(model.config).sites(model.config))
+            windows = sampled_windows(model, tokenizer, digest, SELF_SEED, ALONE, True, SELF_WINDOWS, 1024)
+            path.write_text("\n\n".join(tokenizer.batch_decode(windows.ids, skip_special_tokens=True)))
+        return path
 
     def keep(self, row: dict[str, Any], **summary: Any) -> dict[str, Any]:
         """Write one more row, and what is now to be said of all of them."""

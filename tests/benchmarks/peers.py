@@ -28,11 +28,13 @@ from torch import Tensor
 
 from gac.core.progress import progress_bar
 from gac.measurement.runs import window_loss
-from gac.measurement.text import calibration_windows
+from gac.measurement.session import cut_windows, targeted_digest
+from gac.measurement.texts import Texts
 from gac.models.families import family_of
 from gac.models.linears import linear_at
 from gac.models.modules import listening
 from gac.models.sites import Site, Weight
+from gac.plan.recipe import DEFAULT_TEXT
 from gac_extensions.baselines.measurements import mean_gradients
 from tests.benchmarks.harness import OF_A_STUDY, Study, options
 
@@ -106,11 +108,12 @@ class Dense:
 def main() -> None:
     parser = options(__doc__, *OF_A_STUDY, "--budgets")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
-    parser.set_defaults(calibration="wiki-sample:190x1024", budgets=[0.8, 0.7, 0.6, 0.5])
+    parser.set_defaults(calibration=[*DEFAULT_TEXT], budgets=[0.8, 0.7, 0.6, 0.5])
     asked = parser.parse_args()
     study = Peers(asked)
-    ids = calibration_windows(asked.calibration, study.loaded.tokenizer).ids
     model = study.loaded.model
+    digest = targeted_digest(study.loaded, family_of(model.config).sites(model.config))
+    ids = cut_windows(Texts.of(asked.calibration), study.loaded, digest, 0, None).ids
     dense = Dense(model, Block.of(family_of(model.config).sites(model.config)), ids[:: -(-len(ids) // WINDOWS)])
     for name in asked.peers:
         for budget, gone in PEERS[name](dense, sorted(asked.budgets, reverse=True)):

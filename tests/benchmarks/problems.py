@@ -9,7 +9,7 @@ from gac.allocation.problem import Problem
 from gac.allocation.resolve import resolve
 from gac.api import Request
 from gac.compression.first_shot import first_shot
-from gac.measurement.session import measure
+from gac.measurement.session import measuring
 from gac.models.loading import load_config
 from gac.profiling.select import select_profile
 
@@ -24,5 +24,7 @@ def measured_problem(
     request = Request.parse(None, budget, options)
     profile, profile_used = select_profile(request.profile)
     resolved = resolve(request.recipe, load_config(model), profile, profile_used)
-    measured = measure(model, resolved, request.texts, tokenizer, first_shot=first_shot, progress=progress)
+    opened = measuring(model, resolved, request.texts, tokenizer, first_shot=first_shot, progress=progress)
+    with opened as measured_with:
+        measured = measured_with(())
     return Problem(resolved.sites, measured.curves, profile, measured.recipe, measured.evidence, measured.by_weight)

@@ -6,11 +6,13 @@ Every row has ln(ppl / dense) on three texts and their geometric mean; the fit i
 where there is one. ``--windows`` shortens the evaluation; ratios are always of the same windows.
 """
 
+from gac.plan.recipe import DEFAULT_TEXT
 from tests.benchmarks.harness import OF_A_STUDY, OPTIONS, Study, options
 
 
 def main() -> None:
     parser = options(__doc__, *OF_A_STUDY, "--budgets", "--refit")
+    parser.set_defaults(calibration=[*DEFAULT_TEXT])
     parser.add_argument("--baseline-budgets", **OPTIONS["--budgets"])
     parser.add_argument("--least-loss", action="store_true", help="give no loss for speed")
     asked = parser.parse_args()

@@ -381,7 +381,7 @@ def test_such_weights_are_refused_by_name_before_anything_runs(small: Small, mon
     def run(*_: object, **__: object) -> None:
         raise AssertionError("calibrated")
 
-    monkeypatch.setattr("gac.measurement.session.calibration_run", run)
+    monkeypatch.setattr("gac.measurement.session.calibration_runs", run)
     name = "model.layers.0.mlp.up_proj"
     small.model.get_submodule(name).weight.data[1, 2] = -1e6
     with pytest.raises(ModelError, match=rf"{name} has numbers up to 1e\+06, in scheme w4a16:32"):

@@ -1,0 +1,151 @@
+"""The loss of a plan on each of its calibration texts, and the weights of texts that balance these losses.
+
+The model is run with the plan's modules, before they are fitted again, on some windows of each text. Its divergences
+from the dense model say how the predicted loss is spread over the texts. Quantised weights are rounded without
+feedback there.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, fsum
+from statistics import fmean
+
+import torch
+from torch import Tensor, nn
+
+from gac.compression.apply import build_modules, changed_sites, planned_sites
+from gac.compression.rounding import store
+from gac.core.linalg import check_measured
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import fit_layers
+from gac.measurement.runs import TOKENS, diverged, predicted, window_loss
+from gac.measurement.text import Windows
+from gac.models.families import family_of
+from gac.models.modules import frozen, input_device, swapped
+from gac.models.plain import is_in_memory
+from gac.plan.evidence import CalibrationPart
+from gac.plan.plan import Plan, TextPrediction
+from gac.schemes import scheme_named
+
+logger = logging.getLogger("gac")
+
+CPU_TOKENS = 2048
+"""Tokens of a text that are run on a CPU; on a GPU ``gac.measurement.runs.TOKENS``."""
+ROUNDS = 6
+"""Plans of which the one with the least loss on its worst text is taken."""
+EVEN = 0.02
+"""Share of the mean loss: where the worst text loses less than so much more, no further weights are tried."""
+RATE = 2.0
+"""Step of the logarithm of a text's share, for each multiple of the mean loss that it loses more."""
+
+Choose = Callable[[Sequence[float]], Plan]
+"""Makes the plan for some weights of the texts; () for those that the recipe asks for."""
+
+
+def least_worst(choose: Choose) -> Plan:
+    """Search for the weights of the texts whose plan loses least on its worst text, by multiplicative updates."""
+    plan = best = choose(())
+    for _ in range(ROUNDS - 1):
+        losses = [predicted.loss for predicted in plan.prediction.by_text]
+        if (mean := fmean(losses)) <= 0 or max(losses) <= (1 + EVEN) * mean:
+            break
+        parts = plan.measured.calibration.parts
+        updated = [_share(part) * exp(RATE * (loss / mean - 1)) for part, loss in zip(parts, losses, strict=True)]
+        scale = fsum(map(_share, parts)) / fsum(updated)
+        plan = choose([scale * share / part.windows for part, share in zip(parts, updated, strict=True)])
+        logger.info("balancing texts: %s", _described(plan))
+        best = min(best, plan, key=_worst)
+    return best
+
+
+def _worst(plan: Plan) -> float:
+    return max(predicted.loss for predicted in plan.prediction.by_text)
+
+
+def _described(plan: Plan) -> str:
+    texts = zip(plan.measured.calibration.parts, plan.prediction.by_text, strict=True)
+    return ", ".join(f"{part.text} with weight {part.weight:.3g} loses {by.loss:.4f}" for part, by in texts)
+
+
+def _share(part: CalibrationPart) -> float:
+    return part.weight * part.windows
+
+
+def with_predictions(run: CalibrationRun, plan: Plan, check: Windows | None = None) -> Plan:
+    """Add the predicted loss on each of several calibration texts, and on a text that is not calibrated on.
+
+    The mean of the first, by their weights, is the predicted loss of the plan.
+
+    Args:
+        run: the calibration behind the plan. Where its model is offloaded, nothing is added.
+        check: windows of that other text.
+    """
+    if not run.texts and check is None:
+        return plan
+    if not is_in_memory(run.model):
+        logger.info("no loss is predicted by text, for the model is not all in memory")
+        return plan
+    texts, modules = _texts(run, plan, check), _modules(run, plan)
+    divergences = run.ranks.once(lambda: [_divergence(run.model, text.windows, modules) for text in texts])
+    shares = [text.share for text in texts]
+    mean = fsum(map(float.__mul__, shares, divergences)) / fsum(shares)
+    losses = [plan.prediction.loss * (divergence / mean if mean else 1.0) for divergence in divergences]
+    by_text = tuple(
+        TextPrediction(text.name, loss, exp(text.dense_loss), exp(text.dense_loss + loss))
+        for text, loss in zip(texts, losses, strict=True)
+    )
+    return replace(plan, prediction=replace(plan.prediction, by_text=by_text if run.texts else by_text[1:]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Text:
+    """Windows of a text, its part of the calibration, and the dense model's loss on it, nats a token."""
+
+    name: str
+    windows: Tensor
+    share: float
+    dense_loss: float
+
+
+def _texts(run: CalibrationRun, plan: Plan, check: Windows | None) -> list[_Text]:
+    """List the calibration texts, also a single one, and the check text."""
+    calibration, texts = plan.measured.calibration, list[_Text]()
+    numbers = [text.windows for text in run.texts] or [tuple(range(len(run.windows)))]
+    for part, of_text in zip(calibration.texts, numbers, strict=True):
+        loss = calibration.loss if part.loss is None else part.loss
+        texts.append(_Text(part.text, _few(run.windows[list(of_text)], run.model), _share(part), loss))
+    if check is not None:
+        windows = _few(check.ids, run.model)
+        with frozen(run.model), torch.no_grad():
+            losses = [float(window_loss(run.model, ids, f"a window of {check.name}")) for ids in windows]
+        texts.append(_Text(check.name, windows, 0.0, fsum(losses) / (windows.numel() - len(windows))))
+    return texts
+
+
+def _few(windows: Tensor, model: nn.Module) -> Tensor:
+    tokens = CPU_TOKENS if input_device(model).type == "cpu" else TOKENS
+    return windows[:: -(-windows.numel() // max(tokens, windows.shape[1]))]
+
+
+def _modules(run: CalibrationRun, plan: Plan) -> dict[str, nn.Module]:
+    sites = planned_sites(plan, family_of(run.model.config).sites(run.model.config))
+    changed = changed_sites(plan, sites)
+    layers = {site.layer for site in changed}
+    fits = fit_layers(run, [site for site in sites if site.layer in layers], forms=plan.recipe.space.forms)
+    modules = build_modules(run, plan.weights, changed, fits)
+    schemes = {choice.name: scheme_named(choice.scheme) for choice in plan.weights}
+    return {name: store(schemes[name], module) for name, module in modules.items()}
+
+
+def _divergence(model: nn.Module, windows: Tensor, modules: Mapping[str, nn.Module]) -> float:
+    with frozen(model), torch.no_grad():
+        lost = torch.stack([_lost(model, ids, modules) for ids in windows]).mean()
+    check_measured(lost, f"the divergence of the plan is {lost.item()}", "a finite one")
+    return float(lost)
+
+
+def _lost(model: nn.Module, ids: Tensor, modules: Mapping[str, nn.Module]) -> Tensor:
+    dense = predicted(model, ids)
+    with swapped(model, modules):
+        return diverged(dense, predicted(model, ids))
