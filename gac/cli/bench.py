@@ -198,7 +198,6 @@ def _time_models(
 
 
 def _open(name: str, ranks: "Ranks | None") -> Any:
-    """A dense or a compressed model, in bfloat16 unless it was saved in float16."""
     import torch
 
     from gac.checkpoint.load import open_model

@@ -40,7 +40,6 @@ class FittingTable(Table):
         return widths
 
     def _lists(self) -> Iterator[Text]:
-        """Row by row, a line for each heading and its cell."""
         for row in zip(*(column.cells for column in self.columns), strict=True):
             named = ((str(column.header), cell) for column, cell in zip(self.columns, row, strict=True))
             yield from (Text.assemble(f"{name}: " if name else "", cell) for name, cell in named if str(cell))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from gac.core.distributed.ranks import ALONE, Ranks
+from gac.core.errors import first_line
 from gac.healing.losses import LARGE
 from gac.runtime.storage.modules import count_parameters
 
@@ -69,7 +70,7 @@ class Gradients:
             device = self._parameters[0].device
             captured = _CapturedPass(self._run, [tensor.to(device, copy=True) for tensor in inputs])
         except RuntimeError as failure:  # for example of a model that waits for a result of its GPU
-            reason = str(failure).partition("\n")[0] or type(failure).__name__
+            reason = first_line(failure)
         torch._foreach_copy_(self._buffers, before)
         reasons = [text for text in self._ranks.gathered(reason) if text]
         if captured is not None and not reasons:

@@ -141,7 +141,6 @@ def _check_places(form: Form, weight: Weight, dim: int, of: str) -> None:
 
 
 def _parameters(form: Form, weight: Weight, dim: int, bias: bool) -> dict[str, list[int]]:
-    """The shapes of the parameters of the module at a dim, by name."""
     module = empty_module(WeightChoice(weight, form.name, dim), bias, "meta", torch.float32)
     return {name: list(parameter.shape) for name, parameter in module.named_parameters()}
 

@@ -19,7 +19,7 @@ import transformers
 from gac.core.distributed import launch
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.distributed.watch import Watch
-from gac.core.errors import GacError
+from gac.core.errors import GacError, first_line
 from gac.core.progress import no_progress
 from gac.core.version import __version__
 
@@ -80,7 +80,7 @@ def _started() -> tuple[Ranks, Watch]:
         store = dist.distributed_c10d._get_default_store()
     except (ValueError, RuntimeError) as failure:
         raise GacError(
-            f"{launch.processes()} processes that do not find one another: {str(failure).partition(chr(10))[0]}",
+            f"{launch.processes()} processes that do not find one another: {first_line(failure)}",
             "the environment that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT",
             "Start them with torchrun; for one process, unset RANK and WORLD_SIZE.",
         ) from failure
@@ -99,7 +99,7 @@ def _meet(name: str, ranks: Ranks) -> None:
         ranks.meet(CALL_TIMEOUT)
     except RuntimeError as failure:
         raise GacError(
-            f"gac.{name} on rank {ranks.rank}, where others do not call it: {str(failure).partition(chr(10))[0]}",
+            f"gac.{name} on rank {ranks.rank}, where others do not call it: {first_line(failure)}",
             f"the same call in all {ranks.count} processes",
             "Call it in every process; to have one process work alone, unset RANK and WORLD_SIZE.",
         ) from failure
