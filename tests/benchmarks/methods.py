@@ -11,6 +11,7 @@ from math import inf
 from typing import Any
 
 from gac.core.io import atomic_path
+from gac.plan.recipe import DEFAULT_TEXT
 from tests.benchmarks.harness import OF_A_STUDY, Study, markdown, options
 
 Case = dict[str, Any]
@@ -57,6 +58,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1024, help="tokens of an evaluation window")
     parser.add_argument("--cache-budgets", type=float, nargs="*", default=[0.7, 0.5], help="of the KV cache, for palu")
     parser.add_argument("--only", default="", help="rows whose method, rule and refit begin with this")
+    parser.set_defaults(calibration=[*DEFAULT_TEXT])
     asked = parser.parse_args()
     study = Study(asked, "length")
     for one in cases(asked.budgets, asked.cache_budgets):
