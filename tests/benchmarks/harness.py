@@ -37,9 +37,14 @@ from gac.models.sites import Weight
 from gac.plan.plan import Plan
 from tests.benchmarks.problems import measured_problem
 
+
+def _texts(given: str) -> str | list[str]:
+    return given.split(",") if "," in given else given
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "--model": {"default": "smollm2"},
-    "--calibration": {"default": "wiki-sample:64x1024"},
+    "--calibration": {"type": _texts, "default": "wiki-sample:64x1024", "help": "several texts with commas between"},
     "--profile": {"default": "nvidia-h100-80gb-hbm3"},
     "--budgets": {"type": float, "nargs": "*", "default": [0.9, 0.8, 0.7, 0.6]},
     "--refit": {"choices": ("residual", "update", "none"), "help": "of GAC's plans"},
