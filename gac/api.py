@@ -31,6 +31,7 @@ from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing
 from gac.healing.heal import heal_model
 from gac.healing.records import BLOCKS, TrainingBudget, default_rate
+from gac.measurement.calibration import CalibrationRun
 from gac.measurement.documents import Text
 from gac.measurement.embeddings import check_embeddings, quantised_embeddings, replace_embeddings
 from gac.measurement.session import (
@@ -183,12 +184,13 @@ def allocate(
 
     with opened as measured_with:
 
-        def choose(weights: Sequence[float]) -> Plan:
+        def choose(weights: Sequence[float]) -> tuple[Plan, CalibrationRun]:
             measured = measured_with(weights)
             problem = _problem(resolved, measured, profile)
-            return with_predictions(measured.run, this_run().once(lambda: decide(problem)), measured.check)
+            plan = this_run().once(lambda: decide(problem))
+            return with_predictions(measured.run, plan, measured.check), measured.run
 
-        return least_worst(choose) if resolved.recipe.measure.balance == "worst" else choose(())
+        return least_worst(choose) if resolved.recipe.measure.balance == "worst" else choose(())[0]
 
 
 def _problem(resolved: ResolvedRecipe, measured: Measurement, profile: Profile) -> Problem:

@@ -39,33 +39,40 @@ EVEN = 0.02
 RATE = 2.0
 """Step of the logarithm of a text's share, for each multiple of the mean loss that it loses more."""
 
-Choose = Callable[[Sequence[float]], Plan]
+Choose = Callable[[Sequence[float]], tuple[Plan, CalibrationRun]]
 """Makes the plan for some weights of the texts; () for those that the recipe asks for."""
 
 
 def least_worst(choose: Choose) -> Plan:
-    """Search for the weights of the texts whose plan loses least on its worst text, by multiplicative updates."""
-    plan = best = choose(())
+    """Search for the weights of the texts whose plan loses least on its worst text, by multiplicative updates.
+
+    What was stored for other weights is deleted; the moments of the texts are kept.
+    """
+    plan, run = best, best_run = choose(())
     for _ in range(ROUNDS - 1):
-        losses = [predicted.loss for predicted in plan.prediction.by_text]
+        losses = _losses(plan)
         if (mean := fmean(losses)) <= 0 or max(losses) <= (1 + EVEN) * mean:
             break
         parts = plan.measured.calibration.parts
         updated = [_share(part) * exp(RATE * (loss / mean - 1)) for part, loss in zip(parts, losses, strict=True)]
         scale = fsum(map(_share, parts)) / fsum(updated)
-        plan = choose([scale * share / part.windows for part, share in zip(parts, updated, strict=True)])
+        plan, run = choose([scale * share / part.windows for part, share in zip(parts, updated, strict=True)])
         logger.info("balancing texts: %s", _described(plan))
-        best = min(best, plan, key=_worst)
+        if max(_losses(plan)) < max(_losses(best)):
+            best, run, best_run = plan, best_run, run
+        if run.ranks.leads:
+            run.store.delete()
     return best
 
 
-def _worst(plan: Plan) -> float:
-    return max(predicted.loss for predicted in plan.prediction.by_text)
+def _losses(plan: Plan) -> list[float]:
+    """Return the predicted losses on the calibration texts, without that on a check text."""
+    return [by.loss for by in plan.prediction.by_text[: len(plan.measured.calibration.parts)]]
 
 
 def _described(plan: Plan) -> str:
-    texts = zip(plan.measured.calibration.parts, plan.prediction.by_text, strict=True)
-    return ", ".join(f"{part.text} with weight {part.weight:.3g} loses {by.loss:.4f}" for part, by in texts)
+    texts = zip(plan.measured.calibration.parts, _losses(plan), strict=True)
+    return ", ".join(f"{part.text} with weight {part.weight:.3g} loses {loss:.4f}" for part, loss in texts)
 
 
 def _share(part: CalibrationPart) -> float:

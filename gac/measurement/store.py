@@ -43,6 +43,9 @@ class StatisticsStore:
         """Path of the snapshot of an interrupted calibration: the gradients between two layers."""
         return self.directory / "boundary.safetensors"
 
+    def delete(self) -> None:
+        rmtree(self.directory, ignore_errors=True)
+
     def check_writable(self) -> None:
         with _writing(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,10 @@ import torch
 
 import gac
 from gac.compression.by_text import least_worst
+from gac.core.distributed.ranks import ALONE
 from gac.core.errors import GacError, ModelError
 from gac.measurement.runs import diverged, predicted
+from gac.measurement.store import StatisticsStore
 from gac.measurement.text import TextSpec, calibration_windows
 from gac.plan.evidence import CalibrationPart
 from gac.plan.plan import TextPrediction
@@ -66,12 +68,21 @@ def test_texts_of_one_weight_each_count_alike(small: Small, texts: list[str], tm
     small.there_and_back(plan, tmp_path)
 
 
-def test_the_worst_text_loses_no_more_than_with_equal_weights(small: Small, texts: list[str]) -> None:
-    mean, worst = (small.allocate(0.6, calibration=texts, balance=balance) for balance in ("mean", "worst"))
-    assert max(by.loss for by in worst.prediction.by_text) <= max(by.loss for by in mean.prediction.by_text)
+def test_the_worst_text_loses_no_more_than_with_equal_weights(
+    small: Small, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "home"))
+    mean = small.allocate(0.6, calibration=texts, balance="mean")
+    stores = set((tmp_path / "home" / "statistics").iterdir())
+    letters = tmp_path / "letters.txt"
+    letters.write_text("".join(Random(1).choices("abcdefgh ", k=4000)), encoding="utf-8")
+    worst = small.allocate(0.6, calibration=texts, balance="worst", check=str(letters))
+    assert max(by.loss for by in worst.prediction.by_text[:2]) <= max(by.loss for by in mean.prediction.by_text)
+    assert len({*(tmp_path / "home" / "statistics").iterdir()}) == len(stores)  # two texts and a mixture
+    assert gac.compress(deepcopy(small.model), worst, tokenizer=small.tokenizer, progress=False).gac_plan == worst
 
 
-def test_the_search_finds_weights_of_equal_losses() -> None:
+def test_the_search_finds_weights_of_equal_losses(tmp_path: Path) -> None:
     """Losses that fall with a text's share."""
 
     def choose(weights: Any) -> Any:
@@ -81,9 +92,10 @@ def test_the_search_finds_weights_of_equal_losses() -> None:
         parts = tuple(CalibrationPart(name, 4, 1.0, weight) for name, weight in zip("ab", weights, strict=True))
         by_text = tuple(TextPrediction(name, loss, 1.0, 1.0) for name, loss in zip("ab", losses, strict=True))
         calibration, prediction = SimpleNamespace(parts=parts), SimpleNamespace(by_text=by_text)
-        return SimpleNamespace(measured=SimpleNamespace(calibration=calibration), prediction=prediction)
+        plan = SimpleNamespace(measured=SimpleNamespace(calibration=calibration), prediction=prediction)
+        return plan, SimpleNamespace(ranks=ALONE, store=StatisticsStore(tmp_path / str(weights)))
 
-    assert choose(()).prediction.by_text[0].loss == 0.35
+    assert choose(())[0].prediction.by_text[0].loss == 0.35
     assert least_worst(choose).prediction.by_text[0].loss < 0.23
 
 
