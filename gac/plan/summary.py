@@ -98,7 +98,9 @@ def _loss(plan: PlanRecord) -> Iterator[tuple[str, str]]:
     parts = f"{parts}, or on text" if predicted.together else ""
     yield "loss", f"+{predicted.loss:.4f} nats a token predicted{measured.error_margin_text()}{parts}"
     perplexities = f"{predicted.dense_perplexity:.2f} -> {predicted.perplexity:.2f}"
-    yield "perplexity", "\n".join((f"{perplexities} predicted on calibration text", *_by_text(plan)))
+    yield "perplexity", f"{perplexities} predicted on calibration text"
+    for line in _by_text(plan):
+        yield "perplexity", line
 
 
 def _by_text(plan: PlanRecord) -> Iterator[str]:
