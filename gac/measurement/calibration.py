@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -31,13 +31,13 @@ from torch import Tensor, nn
 
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.errors import ModelError
-from gac.core.linalg import at_once, check_measured
+from gac.core.linalg import check_measured
 from gac.core.progress import progress_bar, rough_duration
 from gac.forms.curvature.methods import Method
-from gac.forms.curvature.metric import Halves, Moments
 from gac.measurement.attended import AttendedSums, cached_weights, held_out
 from gac.measurement.layerwise import LayerwiseBackward, Tick
 from gac.measurement.mixture import mixed
+from gac.measurement.moments import LayerMoments
 from gac.measurement.store import (
     CPU,
     StatisticsStore,
@@ -47,11 +47,10 @@ from gac.measurement.store import (
     temporary_store,
     write_tensors,
 )
-from gac.measurement.sums import TINY, MomentSums, first_half, noise_name, parts_of
+from gac.measurement.sums import MomentSums, first_half, noise_name, parts_of
 from gac.models.loading import read_parameter
 from gac.models.modules import input_device, listening
 from gac.models.sites import Site, Weight
-from gac.runtime.storage.eight_bits import READERS
 
 logger = logging.getLogger(__name__)
 
@@ -63,70 +62,6 @@ LAYER_BYTES = 2**29
 ATTENDED = "attended-2"
 """The name of files of moments with attended ones, and of what is measured by them; its number changes with their
 definition."""
-
-
-@dataclass(frozen=True, eq=False)
-class LayerMoments:
-    """The moments of one layer's weights by name, as they are kept on disk."""
-
-    tensors: dict[str, Tensor]
-
-    @property
-    def loss(self) -> float:
-        """Mean loss of the dense model over the windows, nats for a predicted token."""
-        return float(self.tensors["loss"])
-
-    @property
-    def losses(self) -> Tensor:
-        """The same for each of several texts, float64, shape ``(texts,)``; empty where there is one."""
-        return self.tensors.get("losses", torch.zeros(0, dtype=torch.float64))
-
-    def tokens(self, weight: Weight) -> Tensor:
-        """Weight of each token in the moment of the inputs, |g|^p, shape ``(windows, tokens)``."""
-        return self.tensors[f"tokens/{weight.name}"]
-
-    def of(self, weight: Weight, pooled: Callable[[Halves], Tensor] = Halves.mean) -> Moments:
-        """The moments of a weight, as ``of_all`` has them."""
-        return self.of_all([weight], pooled)[weight]
-
-    def of_all(self, weights: Sequence[Weight], pooled: Callable[[Halves], Tensor]) -> dict[Weight, Moments]:
-        """The moments of weights; ``pooled`` makes one second moment of those of two halves of the windows.
-
-        On a CPU it is called for several at once.
-        """
-        sides = {weight: self._sides(weight) for weight in weights}
-        largest_first = sorted(chain(*sides.values()), key=lambda halves: -len(halves.first))
-        pooled_sides = at_once(pooled, largest_first, [halves.first for halves in largest_first])
-        made = dict(zip(largest_first, pooled_sides, strict=True))
-        return {
-            weight: Moments(made[read], made[wrote], self.tensors[f"scale/{weight.name}"], self._noise(weight))
-            for weight, (read, wrote) in sides.items()
-        }
-
-    def attended(self, weight: Weight, pooled: Callable[[Halves], Tensor] = Halves.mean) -> Moments:
-        """The moments of k_proj or v_proj as attention reads what is cached, where the run was asked for them."""
-        share = _share(self.tensors["attended-windows"])
-        inputs, gradients = (
-            pooled(self._halves(f"attended-{what}", weight, share)) for what in ("inputs", "gradients")
-        )
-        return replace(self.of(weight), inputs=inputs, gradients=gradients)
-
-    def _sides(self, weight: Weight) -> tuple[Halves, Halves]:
-        counts, windows = (_share(self.tensors[name]) for name in (f"counts/{weight.name}", "windows"))
-        return self._halves("inputs", weight, counts), self._halves("gradients", weight, windows)
-
-    def _noise(self, weight: Weight) -> dict[str, Tensor]:
-        names = {reader: noise_name(reader, weight.name) for reader in READERS}
-        return {reader: self.tensors[name] for reader, name in names.items() if name in self.tensors}
-
-    def _halves(self, what: str, weight: Weight, share: float) -> Halves:
-        first, second = (self.tensors.get(f"{what}/{half}/{weight.name}") for half in range(2))
-        assert first is not None, f"no {what} of {weight.name} were measured"
-        return Halves(first, second, share)
-
-
-def _share(halves: Tensor) -> float:
-    return float(halves[0] / halves.sum().clamp_min(TINY))
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,14 +209,14 @@ def _stream_text(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[i
                 moments = None
                 if ranks.owns(owner):
                     device = read_parameter(run.model, f"{weights[layer][0].name}.weight").device
-                    moments = LayerMoments(read_tensors(run.moments_path(layer), device))
+                    moments = LayerMoments.read(run.moments_path(layer), device, weights[layer])
                 turn_moments.append((layer, moments))
                 del moments
                 continue
             turn_moments.append(next(measured))
             moments = turn_moments[-1][1]
             if on_disk and moments is not None:
-                write_tensors(run.moments_path(layer), moments.tensors)
+                moments.write(run.moments_path(layer))
             del moments
         while turn_moments:
             yield turn_moments.pop(0)  # so that it is let go before the next layer's are summed

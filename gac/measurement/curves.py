@@ -26,12 +26,12 @@ from gac.forms.tensors import RunForm, Statistics, tensors_of
 from gac.measurement.calibration import (
     ATTENDED,
     CalibrationRun,
-    LayerMoments,
     decoder_layers,
     group_by_layer,
     stream_moments,
 )
 from gac.measurement.joint_losses import Layers, with_joint_losses
+from gac.measurement.moments import LayerMoments
 from gac.measurement.runs import ModelRuns, unseen
 from gac.measurement.store import TensorFile, background_writer, read_arrays, write_tensors
 from gac.models.loading import read_parameter

@@ -20,7 +20,7 @@ def mixed(texts: Sequence[_Tensors], windows: Sequence[Sequence[int]], weights: 
     """Mix the moments of one layer on several texts, which are used up.
 
     Args:
-        texts: the tensors of ``gac.measurement.calibration.LayerMoments``, by text.
+        texts: the tensors of ``gac.measurement.moments.LayerMoments``, by text.
         windows: the numbers of each text's windows in the mixture.
         weights: what each token of a text counts.
     """

@@ -27,7 +27,6 @@ from gac.measurement.attended import held_out
 from gac.measurement.calibration import (
     FIRST_KEPT,
     CalibrationRun,
-    LayerMoments,
     TextOfMixture,
     kept_on_disk,
     moment_bytes,
@@ -38,6 +37,7 @@ from gac.measurement.documents import Text
 from gac.measurement.embeddings import check_embeddings, measure_head
 from gac.measurement.expected import expected_curves, expected_error, expected_share
 from gac.measurement.joint_losses import MOST
+from gac.measurement.moments import LayerMoments
 from gac.measurement.own_text import FOLDER, sampled_windows
 from gac.measurement.runs import TOKENS
 from gac.measurement.similarity import check_windows, compare_texts

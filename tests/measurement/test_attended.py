@@ -15,8 +15,9 @@ from gac.core.errors import ModelError
 from gac.forms.curvature.registry import METHODS
 from gac.measurement import attended, calibration
 from gac.measurement.attended import cached_weights
-from gac.measurement.calibration import CalibrationRun, LayerMoments, stream_moments
+from gac.measurement.calibration import CalibrationRun, stream_moments
 from gac.measurement.curves import fit_layers, measure_curves
+from gac.measurement.moments import LayerMoments
 from gac.measurement.runs import drawn_loss
 from gac.models.families import family_of
 from gac.models.sites import Weight

@@ -22,9 +22,10 @@ from gac.forms.decomposition import decompose
 from gac.forms.low_rank.torch import every_rank
 from gac.forms.narrow.elimination import eliminate, last_to_go
 from gac.measurement import calibration, curves, sums
-from gac.measurement.calibration import LayerMoments, stream_moments, stream_second
+from gac.measurement.calibration import stream_moments, stream_second
 from gac.measurement.curves import fit_layers, measure_curves
 from gac.measurement.layerwise import LayerwiseBackward
+from gac.measurement.moments import LayerMoments
 from gac.measurement.store import CPU, StatisticsStore, TensorFile, background_writer
 from gac.measurement.sums import parts_of
 from gac.models.families import family_of

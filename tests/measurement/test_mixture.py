@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gac.measurement import calibration, layerwise
-from gac.measurement.calibration import CalibrationRun, LayerMoments, TextOfMixture, stream_moments
+from gac.measurement.calibration import CalibrationRun, TextOfMixture, stream_moments
+from gac.measurement.moments import LayerMoments
 from gac.measurement.runs import drawn_loss
 from gac.measurement.store import StatisticsStore
 from gac.runtime.storage.eight_bits import READERS
