@@ -88,7 +88,7 @@ def test_a_model_in_use_is_refused(small: Small, tmp_path: Path, monkeypatch: py
         assert go_on.wait(60)
         raise gac.GacError("the end", "of", "it.")
 
-    monkeypatch.setattr("gac.api.measure", measure)
+    monkeypatch.setattr("gac.api.measuring", measure)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(small.allocate, 0.8)
         assert begun.wait(60)
