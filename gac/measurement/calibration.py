@@ -122,7 +122,7 @@ class CalibrationRun:
     @property
     def window_weights(self) -> Tensor:
         """Weight of the tokens of each window, shape ``(windows,)``."""
-        weights = torch.ones(len(self.windows))
+        weights = torch.ones(len(self.windows), dtype=torch.float32)
         for text in self.texts:
             weights[list(text.windows)] = text.weight
         return weights
