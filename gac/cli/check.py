@@ -35,8 +35,8 @@ def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
 @click.argument("models", metavar="MODEL_OR_DIR...", nargs=-1, required=True)
 @several(
     "--text texts",
-    f"{', '.join(SAMPLE_TEXTS)} ({SAMPLES}: these three), wikitext2, c4 or a file. Default: {SAMPLES}, or none with "
-    "--tasks.",
+    f"{', '.join(SAMPLE_TEXTS)} ({SAMPLES}: these three), wikitext2, c4, chat, code or a file. Default: {SAMPLES}, or "
+    "none with --tasks.",
     metavar="TEXT",
 )
 @option(

@@ -153,9 +153,9 @@ def compress(
 @option("-o --output", "The directory to write.", _DIRECTORY, required=True)
 @several(
     "--text texts",
-    "Training text: wiki-sample, news-sample, python-reference, wikitext2, c4 or a file, and N windows of L tokens; "
-    "without a size all of its calibration part. self: text that MODEL generates. Default: the plan's calibration "
-    "text.",
+    "Training text: wiki-sample, news-sample, python-reference, wikitext2, c4, chat, code or a file, and N windows of "
+    "L tokens; without a size all of its calibration part. self: text that MODEL generates. Default: the plan's "
+    "calibration text.",
     metavar="TEXT[:NxL]",
 )
 @option("--minutes", "Wall-clock time in total. Default: 5.", float, "M")

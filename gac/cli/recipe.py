@@ -77,8 +77,8 @@ _ROWS = (
     workloads_option("Workload to predict latency for", (), "prefill:1x1024, decode:1@1024"),
     several(
         "--calibration",
-        "Calibration text: wiki-sample, news-sample, python-reference, wikitext2, c4, a file, or self, which the dense "
-        "model writes; NxL takes N windows of L tokens (64x1024). Several texts weigh by their windows.",
+        "Calibration text: wiki-sample, news-sample, python-reference, wikitext2, c4, chat, code, a file, or self, "
+        "which the dense model writes; NxL takes N windows of L tokens (64x1024). Several weigh by their windows.",
         metavar="TEXT[:NxL]",
         show_default="wiki-sample:32x1024 and self:32x1024; on a CPU 14 and 2 windows",
     ),

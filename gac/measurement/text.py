@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from gac.measurement.wikipedia import wiki_sample
 
 _SIZED = re.compile(r"(.+):([-+.0-9]+)x([-+.0-9]+)", re.DOTALL)
 _WHOLE = re.compile(r"0*[1-9][0-9]{0,8}")
-_C4_DOCUMENTS = 2000
+_DOCUMENTS = 2000
 """Documents that are read, from the first on: a shard is 0.8 GB."""
 _NAME = 80
 """Characters of a malformed text that an error shows."""
@@ -132,8 +133,9 @@ def calibration_windows(
     """The windows that statistics are taken from, out of the source's calibration text.
 
     Args:
-        spec: a known name (``wiki-sample``, ``news-sample``, ``python-reference``, ``wikitext2``, ``c4``) or a path to
-            a UTF-8 file, and how much of it; a string is read by ``TextSpec.parse``; or documents.
+        spec: a known name (``wiki-sample``, ``news-sample``, ``python-reference``, ``wikitext2``, ``c4``, ``chat``,
+            ``code``) or a path to a UTF-8 file, and how much of it; a string is read by ``TextSpec.parse``; or
+            documents.
         tokenizer: a transformers tokenizer; it adds no other special token than that BOS.
         seed: 0 takes windows in even steps through the whole calibration text; any other draws them, in text order.
         bos: whether every window begins with BOS, see ``bos_of``.
@@ -324,12 +326,14 @@ def _local(path: str) -> str:
     return text
 
 
-def _joined(dataset: str, split: str, most: int | None = None, **options: Any) -> str:
+def _joined(
+    dataset: str, split: str, read: Callable[[Any], str] = itemgetter("text"), most: int | None = None, **options: Any
+) -> str:
     import datasets
 
     try:
         rows = datasets.load_dataset(dataset, split=split, **options)
-        return "\n\n".join(row["text"] for row in islice(rows, most))
+        return "\n\n".join(map(read, islice(rows, most)))
     except OSError as failure:
         raise TextError(
             f"data set {dataset} ({split}) cannot be fetched: {failure}",
@@ -338,9 +342,16 @@ def _joined(dataset: str, split: str, most: int | None = None, **options: Any) -
         ) from failure
 
 
+def _conversation(row: Any) -> str:
+    return "\n\n".join(message["content"] for message in row["messages"])
+
+
 _published = partial(_Source, length=2048, headed=True)
 _wikitext2 = partial(_joined, "Salesforce/wikitext", name="wikitext-2-raw-v1")
-_c4 = partial(_joined, "allenai/c4", most=_C4_DOCUMENTS, streaming=True)
+_streamed = partial(_joined, most=_DOCUMENTS, streaming=True)
+_c4 = partial(_streamed, "allenai/c4")
+_chat = partial(_streamed, "HuggingFaceH4/ultrachat_200k", read=_conversation)
+_code = partial(_streamed, split="train", read=itemgetter("content"))
 
 _SOURCES: Mapping[str, _Source] = MappingProxyType(
     {
@@ -351,6 +362,10 @@ _SOURCES: Mapping[str, _Source] = MappingProxyType(
         "c4": _published(
             partial(_c4, "train", data_files={"train": "en/c4-train.00000-of-01024.json.gz"}),
             partial(_c4, "validation", data_files={"validation": "en/c4-validation.00000-of-00008.json.gz"}),
+        ),
+        "chat": _Source(partial(_chat, "train_sft"), partial(_chat, "test_sft")),
+        "code": _Source(
+            partial(_code, "codeparrot/codeparrot-clean-train"), partial(_code, "codeparrot/codeparrot-clean-valid")
         ),
     }
 )

@@ -68,10 +68,11 @@ class Measure:
             (``palu:N``), which gives k_proj and v_proj the form ``latent`` in groups of 4 (N) heads, leaves everything
             else dense, and reads the budget as the kept fraction of the KV cache; ``palu-fold`` has groups of one
             head, and folds V's second factor into o_proj.
-        text: calibration text: ``wiki-sample``, ``news-sample``, ``python-reference``, ``wikitext2``, ``c4``, a path,
-            or ``self``, which the dense model writes; optionally with windows and tokens, as in
-            ``wiki-sample:64x1024``. Several texts are calibrated on together; their windows have one length. The
-            default is ``DEFAULT_TEXT``, and ``DEFAULT_TEXT_ON_A_CPU`` for a model on a CPU.
+        text: calibration text: ``wiki-sample``, ``news-sample``, ``python-reference``, from a hub ``wikitext2``,
+            ``c4``, ``chat`` (conversations) and ``code`` (Python), a path, or ``self``, which the dense model writes;
+            optionally with windows and tokens, as in ``wiki-sample:64x1024``. Several texts are calibrated on
+            together; their windows have one length. The default is ``DEFAULT_TEXT``, and ``DEFAULT_TEXT_ON_A_CPU`` for
+            a model on a CPU.
         seed: selects the windows of the text; 0 takes them in even steps.
         bos: True starts every calibration window with the tokenizer's BOS, in the place of one token of text. None
             does so where the tokenizer adds BOS by itself (Llama, Gemma, Mistral; not Qwen).

@@ -31,6 +31,7 @@ from gac.measurement.text import (
     check_vocabulary,
     evaluation_windows,
     text_names,
+    window_length,
     windows_of,
 )
 from gac.measurement.texts import Texts, interleaved
@@ -135,7 +136,7 @@ def test_a_seed_draws_windows_from_the_whole_text(text_file: Path, prose: str) -
 
 
 def test_named_text_is_split_and_an_unknown_name_lists_the_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = "wiki-sample, news-sample, python-reference, wikitext2, c4"
+    known = "wiki-sample, news-sample, python-reference, wikitext2, c4, chat, code"
     with pytest.raises(TextError, match=rf"expected one of {known}, .*Did you mean 'wikitext2'"):
         evaluation_windows("wikitext-2", Ordinals())
     assert ", ".join(text_names()) == known
@@ -198,6 +199,41 @@ def test_data_sets_give_other_splits_to_evaluation(name: str, evaluated: str, mo
     ]
     assert [windows.bos for windows in texts] == ["windows", "text", "windows", "none"]
     assert asked == ["train", *[evaluated] * 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "asked"),
+    [
+        (
+            "chat",
+            [{"messages": [{"content": "one"}, {"content": "two"}]}],
+            [("HuggingFaceH4/ultrachat_200k", "train_sft"), ("HuggingFaceH4/ultrachat_200k", "test_sft")],
+        ),
+        (
+            "code",
+            [{"content": "one"}, {"content": "two"}],
+            [("codeparrot/codeparrot-clean-train", "train"), ("codeparrot/codeparrot-clean-valid", "train")],
+        ),
+    ],
+)
+def test_chat_and_code_come_from_the_hub(
+    name: str, rows: list[Any], asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+
+    def load_dataset(dataset: str, *, split: str, streaming: bool) -> list[Any]:
+        assert streaming
+        loaded.append((dataset, split))
+        return rows
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for windows in (
+        calibration_windows(f"{name}:2x4", Ordinals(), bos=False),
+        evaluation_windows(name, Ordinals(), 2, 4, False),
+    ):
+        assert "".join(map(chr, windows.ids.flatten().tolist())) == "one\n\ntwo"
+    assert loaded == asked
+    assert window_length(name) == 1024
 
 
 def test_c4_is_read_no_further_than_needed_and_may_be_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
