@@ -50,6 +50,7 @@ def compare(files: tuple[Path, ...]) -> Answer:
 @several("--against", "Another plan for the same model, to compare with.", FILE, "PLAN")
 @option("--frontier frontier_file", "Draw the best choices for other budgets; from gac frontier.", FILE, "FILE")
 @option("--tokens", "A plan of tokens for the same model, to show with it; from gac tokens.", FILE, "TOKENS")
+@option("--measured", "Show what was measured of the model too; from gac eval --against -o.", FILE, "FILE")
 @profile_option("The latency table that the plan names. Default: look it up among those that gac profiles lists.")
 @option("-o --output", "The page to write; an existing file is replaced.", Target(), default="report.html")
 def report(
@@ -57,6 +58,7 @@ def report(
     against: tuple[Path, ...],
     frontier_file: Path | None,
     tokens: Path | None,
+    measured: Path | None,
     profile: str | None,
     output: Path,
 ) -> Answer:
@@ -70,7 +72,8 @@ def report(
     paths = named((plan_file, *against))
     (name, *names), (plan, *others) = paths, load_plans(paths.values())
     plans: Any = dict(zip(names, others, strict=True))
-    gac.report(plan, output, against=plans, frontier=frontier_file, profile=profile, tokens=tokens, name=name)
+    shown: dict[str, Any] = {"frontier": frontier_file, "profile": profile, "tokens": tokens, "measured": measured}
+    gac.report(plan, output, against=plans, name=name, **shown)
     counts = {"layers": len(plan.layers)} if isinstance(plan, gac.TokenPlan) else {"sites": len(plan.sites)}
     size = output.stat().st_size
     return Answer({"path": str(output), "bytes": size} | counts, lambda: [f"saved as {output}, {size / 1e3:,.0f} kB"])

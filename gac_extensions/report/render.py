@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any
 
 from gac.core.version import __version__
-from gac.core.words import duration, megabytes, nats
+from gac.core.words import duration, megabytes, nats, number_of
 from gac.plan import summary
 from gac.plan.costs import COSTS
 from gac.plan.layers import legend_of
@@ -17,9 +17,11 @@ from gac.profiling.folders import saved_profiles, shipped_profiles
 from gac.profiling.table import Profile
 from gac_extensions.report import reasons, tables
 from gac_extensions.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts
+from gac_extensions.report.measured import mean_ratio, texts_table
 from gac_extensions.report.sources import Sources
 
 Pairs = list[tuple[str, str]]
+_PREDICTED = "Predicted perplexity"
 
 
 def report_page(sources: Sources) -> str:
@@ -56,7 +58,8 @@ def _content(sources: Sources) -> dict[str, Any]:
         "plan": plan,
         "kept": summary.what_is_kept(plan),
         "summary": [(label[0].upper() + label[1:], value) for label, value in summary.facts(plan)],
-        "tiles": tiles(plan),
+        "tiles": _measured_first(sources, tiles(plan)),
+        "texts": texts_table(plan, sources.measured),
         "columns": columns,
         "rows": rows,
         "cells": [{name: cell[name] for name in ("label", "facts", "reasons")} for cell in cells],
@@ -84,6 +87,15 @@ def _content(sources: Sources) -> dict[str, Any]:
 # --- headline figures -----------------------------------------------------------------------------------------------
 
 
+def _measured_first(sources: Sources, shown: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Put the measured perplexity in the place of the predicted one, and first."""
+    texts = sources.measured
+    if not texts:
+        return shown
+    measured = ("Measured perplexity", f"{mean_ratio(texts):.3f}x", f"of dense; {number_of(len(texts), 'text')}")
+    return [measured, *(tile for tile in shown if tile[0] != _PREDICTED)]
+
+
 def tiles(plan: Plan) -> list[tuple[str, str, str]]:
     budget, prediction, proof = plan.budget, plan.prediction, plan.certificate
     (used, total), (model, dense), (bits, of_model) = plan.bytes, plan.model_bytes, plan.bits
@@ -91,7 +103,7 @@ def tiles(plan: Plan) -> list[tuple[str, str, str]]:
         ("Parameters kept", f"{budget.kept:.4f}", f"{budget.asked:g} asked"),
         ("Targeted weights", megabytes(used), f"{megabytes(total)} dense; {bits:.2f} bits each"),
         ("Whole model", megabytes(model), f"{megabytes(dense)} dense; {of_model:.2f} bits each"),
-        ("Predicted perplexity", f"{prediction.perplexity:,.2f}", f"{prediction.dense_perplexity:,.2f} dense"),
+        (_PREDICTED, f"{prediction.perplexity:,.2f}", f"{prediction.dense_perplexity:,.2f} dense"),
         *(_time_tile(plan, timed) for timed in plan.workloads),
         ("Proof", proof.status, f"gap {proof.gap:.3g}"),
     ]

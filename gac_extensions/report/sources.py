@@ -12,6 +12,7 @@ from gac.plan.plan import Plan, PlanComparison
 from gac.profiling.folders import profile_with
 from gac.profiling.table import Profile
 from gac.reporting.frontier import check_comparable
+from gac_extensions.report.measured import MeasuredText
 
 logger = logging.getLogger("gac")
 
@@ -26,6 +27,7 @@ class Sources:
     frontier: Frontier | None = None  # the least loss for other budgets, where one was made
     profile: Profile | None = None  # the latency table that the plan names, where it is at hand
     tokens: Mapping[str, Any] | None = None  # the section about a plan of tokens for the same model
+    measured: tuple[MeasuredText, ...] = ()  # perplexities of the plan's model, where they were measured
 
     def __post_init__(self) -> None:
         if not self.plan.measured.predicted:

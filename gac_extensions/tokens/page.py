@@ -15,6 +15,7 @@ from gac.plan.choices import counted
 from gac.plan.costs import KV_NUMBERS
 from gac.plan.plan import Plan
 from gac.profiling.table import Profile
+from gac_extensions.report.measured import read_measured
 from gac_extensions.report.render import filled, report_page
 from gac_extensions.report.sources import Sources, profile_of
 from gac_extensions.tokens.plan import TokenPlan, check_comparable, comparison_table, facts, latency_ratio, load_plans
@@ -31,6 +32,7 @@ def report(
     frontier: Frontier | str | Path | None = None,
     profile: Profile | str | Path | None = None,
     tokens: TokenPlan | str | Path | None = None,
+    measured: str | Path | None = None,
     name: str = "plan",
 ) -> Path:
     """Write one page about a plan: the choice for every weight with its reasons, the proof, the command to repeat it.
@@ -45,14 +47,15 @@ def report(
         profile: the latency table that the plan names. By default it is looked up among the shipped and saved ones;
             without it the page does not show what the next dims would cost.
         tokens: a plan of tokens for the same model, to show with the plan of weights.
+        measured: what ``gac eval --against -o`` wrote for the plan's model, to show beside the predictions.
         name: the name of the plan on the page.
 
     Returns:
         The path of the page.
 
     Raises:
-        PlanError: a plan or the frontier is for another model or of another kind, or the frontier's losses are of
-            another scale.
+        PlanError: a plan, the frontier or what was measured is for another model or of another kind, or the
+            frontier's losses are of another scale.
         ProfileError: the profile is not the one that the plan names.
         GacError: the file cannot be written.
     """
@@ -60,15 +63,16 @@ def report(
     opened, *plans = load_plans((plan, *against.values()))
     others: Any = dict(zip(against, plans, strict=True))
     if isinstance(opened, TokenPlan):
-        if frontier or profile or tokens:
-            problem = "a plan of tokens kept beside a frontier, a latency table or another plan of tokens"
+        if frontier or profile or tokens or measured:
+            problem = "a plan of tokens kept beside a frontier, a latency table, measurements or another plan of tokens"
             raise PlanError(problem, "the plan, and other plans of tokens", "Leave the others out.")
         page = tokens_page(opened, name, others)
     else:
         points = None if frontier is None else Frontier.opened(frontier)
         table = profile_of(opened) if profile is None else Profile.opened(profile)
         section = None if tokens is None else tokens_section(TokenPlan.opened(tokens), opened, name)
-        page = report_page(Sources(opened, name, others, points, table, section))
+        texts = () if measured is None else read_measured(Path(measured), opened)
+        page = report_page(Sources(opened, name, others, points, table, section, texts))
     with complete_file(Path(output), "report") as temporary:
         temporary.write_bytes(page.encode())
     return Path(output)

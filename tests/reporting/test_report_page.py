@@ -15,13 +15,15 @@ import gac.plots
 from gac.allocation.frontier import frontier
 from gac.checkpoint.card import model_card
 from gac.core.errors import PlanError
+from gac.core.io import to_json
 from gac.core.words import duration, nats, ranges
 from gac.core.workloads import Workload
 from gac.models.sites import Weight
 from gac.plan.layers import legend_of
-from gac.plan.plan import Candidate, Limit, Plan, SiteChoice, WeightChoice
+from gac.plan.plan import CalibrationPart, Candidate, Limit, Plan, SiteChoice, TextPrediction, WeightChoice
 from gac.profiling.table import Profile
 from gac_extensions.lab.shapes.models import planner_of_shapes
+from gac_extensions.report.measured import read_measured
 from gac_extensions.report.reasons import next_dims, reasons, trades
 from gac_extensions.report.render import report_page
 from gac_extensions.report.sources import Sources
@@ -280,3 +282,63 @@ def test_skipped_blocks_and_heads_on_the_page_and_in_the_figure(skipping: Plan, 
     figure.canvas.draw()
     box = label.get_window_extent()
     assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+
+
+def evaluated(plan: Plan, **changed: Any) -> dict[str, Any]:
+    """The document of ``gac eval --against --json`` for a model of this plan."""
+
+    def on(text: str, value: float) -> dict[str, Any]:
+        return {"perplexity": {"text": text, "value": value}}
+
+    small = {"plan": json.loads(to_json(plan)), **on("wiki", 12.0), "also": [on("news", 30.0)]}
+    dense = {**on("wiki", 10.0), "also": [on("news", 20.0)]}
+    return {"models": [{"plan": {}, **on("wiki", 1.0)}, small], "against": dense} | changed
+
+
+def test_losses_by_text_stand_beside_what_was_measured(tmp_path: Path) -> None:
+    parts = CalibrationPart("wiki", 3, 2.0), CalibrationPart("self", 1, 3.0)
+    by_text = TextPrediction("wiki", 0.25, 9.0, 11.6), TextPrediction("self", 0.5, 20.0, 33.0)
+    plan = decided()
+    calibration = replace(plan.measured.calibration, text="wiki (3) and self (1)", parts=parts)
+    plan = with_measured(plan, calibration=calibration)
+    assert 'href="#texts"' not in page_of(plan)
+    plan = replace(plan, prediction=replace(plan.prediction, by_text=by_text))
+    assert "wiki 9.00 +0.2500" in words(page_of(plan))
+    assert "give the file to gac report --measured" in words(page_of(plan))
+    plan.save(tmp_path / "plan.json")
+    (tmp_path / "eval.json").write_text(json.dumps(evaluated(plan)), encoding="utf-8")
+    page = gac.report(tmp_path / "plan.json", tmp_path / "page.html", measured=tmp_path / "eval.json")
+    read = words(page.read_text("utf-8"))
+    for row in ("wiki 10.00 +0.2500 +0.1823 12.00 1.200", "news 20.00 +0.4055 30.00 1.500", "self 20.00 +0.5000"):
+        assert row in read
+    assert "geometric mean +0.2939 1.342" in read
+    assert "Measured perplexity 1.342x of dense; 2 texts" in read
+
+
+def test_one_text_is_measured_beside_the_prediction_of_the_plan(tmp_path: Path) -> None:
+    plan = decided()
+    plan = with_measured(plan, calibration=replace(plan.measured.calibration, text="wiki"))
+    (tmp_path / "eval.json").write_text(json.dumps(evaluated(plan)), encoding="utf-8")
+    texts = read_measured(tmp_path / "eval.json", plan)
+    assert f"wiki 10.00 +{plan.prediction.loss:.4f} +0.1823" in words(page_of(plan, measured=texts))
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        (None, "which cannot be used: FileNotFoundError"),
+        ("[", "which cannot be used: JSONDecodeError"),
+        ([], "which cannot be used: TypeError"),
+        ({"against": None}, "which cannot be used: TypeError"),
+        ({"models": []}, "of models with other plans"),
+    ],
+)
+def test_what_was_not_measured_of_the_plan_is_refused(document: Any, problem: str, tmp_path: Path) -> None:
+    plan, path = decided(), tmp_path / "eval.json"
+    if document is not None:
+        text = document if isinstance(document, str) else json.dumps(document or [])
+        if isinstance(document, dict):
+            text = json.dumps(evaluated(plan, **document))
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(PlanError, match=problem):
+        read_measured(path, plan)

@@ -132,6 +132,6 @@ def test_plans_of_two_kinds(files: list[Path], plan: TokenPlan, tmp_path: Path) 
     assert "another kind" in refused("compare", files[2], files[0])
     assert "another kind" in refused("report", files[2], "--against", files[0], "-o", page)
     message = refused("report", files[0], "--profile", "nvidia-h100-80gb-hbm3", "-o", page)
-    assert "a plan of tokens kept beside a frontier, a latency table or another plan of tokens" in message
+    assert "a plan of tokens kept beside a frontier, a latency table, measurements or another plan of tokens" in message
     other = "plan weights for tiny beside a plan of tokens for tiny; expected plans for the same weights"
     assert other in refused("report", files[2], "--tokens", files[0], "-o", page)
