@@ -103,6 +103,16 @@ def test_two_processes_find_what_latents_lose_together(text: Path, tmp_path: Pat
     assert lead.prediction.together
 
 
+def test_two_processes_predict_the_loss_by_text_as_one_does(text: Path, tmp_path: Path) -> None:
+    losses = []
+    for count in (1, 2):
+        ended = together(count, work.plan_two_texts, tmp_path / f"home-{count}", text, tmp_path)
+        assert ended == Ended([0] * count, [""] * count, [""] * count)
+        losses.append([by.loss for by in gac.Plan.load(tmp_path / "plan-0.json").prediction.by_text])
+    assert losses[1] == pytest.approx(losses[0], rel=5e-3)
+    assert gac.Plan.load(tmp_path / "plan-1.json") == gac.Plan.load(tmp_path / "plan-0.json")
+
+
 def test_as_many_processes_find_the_same_bits_again(both: tuple[Left, Left]) -> None:
     _, two = both
     for start in ("layer-", "losses-kfac-standard", "factors-kfac-standard"):

@@ -74,6 +74,17 @@ def plan_and_compress(text: Path, folder: Path) -> None:
         gac.save(small, folder.parent / name, tokenizer=options(text)["tokenizer"])
 
 
+@_one_window_at_a_time
+def plan_two_texts(text: Path, folder: Path) -> None:
+    """A plan from two texts, of which the shorter counts more; every process leaves its own."""
+    backwards = folder / f"backwards-{launch.rank()}.txt"
+    backwards.write_text(text.read_text("utf-8")[::-1], encoding="utf-8")
+    shared = this_run().once(lambda: backwards)
+    texts = [f"{text}:6x64", f"{shared}:2x64"]
+    plan = gac.allocate(llama(), 0.7, balance="mean", **options(text) | {"calibration": texts})
+    plan.save(folder / f"plan-{launch.rank()}.json")
+
+
 def heal(text: Path, folder: Path) -> None:
     """A model that has learned something is compressed, and healed on the text; then in parts, up to a fifth state."""
     found, small, folder = _to_be_healed(text, folder)
