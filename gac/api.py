@@ -16,6 +16,7 @@ from gac.allocation.frontier import frontier as solve_frontier
 from gac.allocation.problem import Problem
 from gac.allocation.resolve import check_shots, resolve
 from gac.allocation.rules import RULES, Rule
+from gac.allocation.whole_model import untargeted
 from gac.checkpoint.load import load
 from gac.checkpoint.planned import PlannedModel, attach_plan, planned
 from gac.compression.apply import changed_sites, describe, planned_sites
@@ -43,7 +44,8 @@ from gac.measurement.session import (
     planned_digest,
     planned_windows,
 )
-from gac.measurement.text import TextSpec, check_text
+from gac.measurement.text import TextSpec
+from gac.measurement.text import check_text as check_named_text
 from gac.measurement.texts import CalibrationText, Texts
 from gac.models.families import family_of
 from gac.models.loading import is_checkpoint, load_config
@@ -82,7 +84,7 @@ class Options(TypedDict, total=False):
     fuse: Fusing
     engine: str | None
     tensor_parallel: int
-    memory: float | None
+    memory: float | str | None
     kv_cache: float | None
     latency: float | Mapping[str, float] | Literal["any"] | None
     slack: float | None
@@ -99,7 +101,9 @@ class Request:
     texts: Texts
 
     @classmethod
-    def parse(cls, recipe: Recipe | str | Path | None, budget: float | None, options: Mapping[str, Any]) -> "Request":
+    def parse(
+        cls, recipe: Recipe | str | Path | None, budget: float | str | None, options: Mapping[str, Any]
+    ) -> "Request":
         """Take a recipe or keywords; a GacError for both, or for an invalid option."""
         if recipe is not None:
             if keywords := [*(["budget"] if budget is not None else []), *options]:
@@ -119,19 +123,19 @@ class Request:
             request = cls(Recipe.of(budget, **named), options.get("profile"), texts)
         for part in request.texts.parts:
             if isinstance(part, TextSpec):
-                check_text(part.name, sampled=True)
+                check_named_text(part.name, sampled=True)
         return request
 
 
 @entry_point(every_rank=True)
 def allocate(
     model: PreTrainedModel | str | Path,
-    budget: float | None = None,
+    budget: float | str | None = None,
     *,
     recipe: Recipe | str | Path | None = None,
     tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
-    verify: bool = False,
-    check: Text | None = None,
+    solve_again: bool = False,
+    check_text: Text | None = None,
     progress: bool = True,
     **options: Unpack[Options],
 ) -> Plan:
@@ -139,12 +143,13 @@ def allocate(
 
     Args:
         model: a loaded transformers causal LM, a local directory, a hub id, or ``"smollm2"``.
-        budget: kept fraction of the parameters of the targeted weights, in (0, 1]; 0.8 by default.
+        budget: kept fraction of the parameters of the targeted weights, in (0, 1]; 0.8 by default. Or parameters of
+            the whole model, embeddings and head included: ``"6B"``.
         recipe: a recipe, or the path of one, instead of ``budget`` and the options.
         tokenizer: a tokenizer, or where to read it; needed if none can be found for a loaded model.
-        verify: solve the instance a second time, with HiGHS, and raise if that finds a better choice.
-        check: a text like what the model will serve, a name, a path or documents. Its difference from the calibration
-            text is logged first, with a warning if it is large. The plan predicts the loss on it too.
+        solve_again: solve the instance a second time, with HiGHS, and raise if that finds a better choice.
+        check_text: a text like what the model will serve, a name, a path or documents. Its difference from the
+            calibration text is logged first, with a warning if it is large. The plan predicts the loss on it too.
         progress: show progress bars.
         options: the fields of ``gac.Recipe``, which documents them. ``calibration`` is its ``measure.text``, a list of
             such texts (``["wiki-sample:32x1024", "notes.txt:32x1024"]``), or documents: any iterable of strings, packed
@@ -160,10 +165,11 @@ def allocate(
             unusable.
     """
     request = Request.parse(recipe, budget, options)
-    if isinstance(check, str):
-        check_text(check)
+    if isinstance(check_text, str):
+        check_named_text(check_text)
     profile, profile_used = select_profile(request.profile, request.recipe.deployment.engine)
-    resolved = resolve(request.recipe, load_config(model), profile, profile_used)
+    others = untargeted(model, request.recipe.space) if request.recipe.limits.has_sizes else {}
+    resolved = resolve(request.recipe, load_config(model), profile, profile_used, others)
     rule = RULES.get(resolved.recipe.rule)
     opened = measuring(
         model,
@@ -172,7 +178,7 @@ def allocate(
         tokenizer,
         first_shot=first_shot,
         needs=rule.needs,
-        compare_with=check,
+        compare_with=check_text,
         progress=progress,
     )
 
@@ -180,7 +186,7 @@ def allocate(
         decision = rule.decide(problem)
         if resolved.recipe.deployment.tensor_parallel > 1:
             decision = attach_single_gpu_comparison(problem, decision)
-        return verified(decision) if verify else decision.plan
+        return verified(decision) if solve_again else decision.plan
 
     with opened as measured_with:
 

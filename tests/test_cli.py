@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -43,7 +44,7 @@ def work(prose: str, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: 
 @pytest.mark.parametrize("words", [*main.commands, *(f"plot {kind}" for kind in plot.commands)])
 def test_every_command_has_help_and_is_listed(words: str) -> None:
     *group, name = words.split()
-    assert f"\n  {name} " in run(*group, "--help").stdout
+    assert run(*group, "--help").stdout.count(f"\n  {name} ") == 1
     result = run(*group, name, "--help")
     assert (result.exit_code, "--json" in result.stdout) == (0, name != "plot")
 
@@ -52,9 +53,40 @@ def test_the_version() -> None:
     assert run("--version").stdout == f"gac, version {gac.__version__} ({gac.__distribution__})\n"
 
 
+def test_commands_are_in_groups_of_one_line_each() -> None:
+    shown = run("--help").stdout
+    titles = [f"\n{title}:\n" for title in ("Plan", "Apply", "Check", "GPU", "Research")]
+    assert sorted(titles, key=shown.index) == titles
+    listed = [line for line in shown[shown.index(titles[0]) : shown.index("A first plan")].splitlines() if line.strip()]
+    assert len(listed) == len(main.commands) + len(titles)
+    assert not any(line.endswith("...") for line in listed)
+
+
+def options_of(words: str) -> set[str]:
+    return set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", run(*words.split()).stdout, re.MULTILINE))
+
+
+def test_help_lists_nine_options_and_help_all_the_others_too() -> None:
+    first = {"--budget", "--memory", "--latency", "--scheme", "--profile", "--engine", "--calibration", "--workload"}
+    always = {"--output", "--json", "--quiet", "--help-all", "--help"}
+    shown, every = run("allocate", "--help").stdout, run("allocate", "--help-all").stdout
+    assert len(shown.splitlines()) <= 40
+    assert options_of("allocate --help") == first | always
+    research = every.index("\nResearch:\n")
+    assert every[:research].rstrip() == shown.rstrip()
+    hidden = {word for row in main.commands["allocate"].params for word in row.opts if word[:2] == "--"}
+    assert hidden <= options_of("allocate --help-all")
+    assert {"--form", "--rule", "--solve-again", "--check-text"} <= hidden - options_of("allocate --help")
+    frontier = {"--points", "--limit", "--plot"}
+    assert options_of("frontier --help") == (first - {"--budget", "--memory", "--latency"}) | frontier | always
+    assert "--form" in options_of("frontier --help-all")
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "--budget 0.7": {"budget": 0.7},
+    "--budget 6B": {"budget": "6B"},
     "--memory 0.5": {"memory": 0.5},
+    "--memory 6GB": {"memory": "6GB"},
     "--latency 0.9": {"latency": 0.9},
     "--latency decode:1@1024=0.8": {"latency": {"decode:1@1024": 0.8}},
     "--latency any": {"latency": "any"},
@@ -137,7 +169,7 @@ def test_allocate_notes_its_cost_and_shows_the_plan(work: Any, tmp_path: Path) -
 def test_several_texts_and_one_to_check(work: Any, tmp_path: Path) -> None:
     (tmp_path / "like.txt").write_text("<a href='x'>y</a> " * 50, encoding="utf-8")
     words = ("allocate", work.model, "--calibration", f"{work.text}:4x64", "--calibration")
-    result = run(*words, f"{work.other}:2x64", "--check", tmp_path / "like.txt", "-o", tmp_path / "plan.json")
+    result = run(*words, f"{work.other}:2x64", "--check-text", tmp_path / "like.txt", "-o", tmp_path / "plan.json")
     assert result.exit_code == 0
     assert f"on 6 windows of 64 tokens of {work.text} (4) and {work.other} (2)" in result.stderr
     assert f"warning: {tmp_path / 'like.txt'} is unlike the calibration text" in result.stderr

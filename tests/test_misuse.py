@@ -107,9 +107,10 @@ NO_COUNT = "; expected a whole number, 1 to 1,000,000,000,000"
 NO_PLAN = "; expected a Plan, a string or a path. Correct it."
 
 ROWS: list[Row] = [
-    *each("allocate", "budget", (True, "0.8", [0.8]), "allocate(budget=@); expected a number or None. Correct it."),
-    ("allocate", {"budget": np.array([0.8, 0.7])}, "allocate(budget=array([0.8, 0.7])); expected a number or None."),
-    ("allocate", {"budget": torch.tensor([0.5])}, "allocate(budget=tensor([0.5000])); expected a number or None."),
+    *each("allocate", "budget", (True, [0.8]), "allocate(budget=@); expected a number, a string or None. Correct it."),
+    ("allocate", {"budget": "0.8"}, "limits.params='0.8'; expected a number above 0 and at most 1, or a size of the"),
+    ("allocate", {"budget": np.array([0.8, 0.7])}, "allocate(budget=array([0.8, 0.7])); expected a number, a string"),
+    ("allocate", {"budget": torch.tensor([0.5])}, "allocate(budget=tensor([0.5000])); expected a number, a string or"),
     ("allocate", {"model": ""}, "model '': no such directory; "),
     ("allocate", {"calibration": [3]}, "document 0 of type int; expected an iterable of strings, each a document"),
     ("allocate", {"rule": None}, "a NoneType as a rule, which lacks name; expected an instance of a subclass"),

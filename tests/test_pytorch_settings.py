@@ -63,7 +63,7 @@ def usual(tiny_tokenizer: Any, prose: str, tmp_path_factory: Any) -> tuple[Small
     text = tmp_path_factory.mktemp("text") / "prose.txt"
     text.write_text(prose, encoding="utf-8")
     small = Small(models.tiny_model(), tiny_tokenizer, text)
-    plan = small.allocate(0.7, check=_check(prose), **UNLIMITED)
+    plan = small.allocate(0.7, check_text=_check(prose), **UNLIMITED)
     return small, plan, small.compress(plan, model=copy.deepcopy(small.model))
 
 
@@ -83,11 +83,11 @@ def test_settings_change_nothing(usual: Any, setting: Any, prose: str, tmp_path:
         before = _state()
         with suppress(gac.GacError):
             gac.perplexity(small.model, small.tokenizer, prose, windows=10**6)
-        assert small.allocate(0.7, check=_check(prose), **UNLIMITED) == plan
+        assert small.allocate(0.7, check_text=_check(prose), **UNLIMITED) == plan
         ours = small.compress(plan, model=model)
         measured = gac.perplexity(ours, small.tokenizer, prose, windows=2, length=32)
         assert _state() == before
-    assert small.allocate(0.7, check=_check(prose), **UNLIMITED) == plan  # from what was kept
+    assert small.allocate(0.7, check_text=_check(prose), **UNLIMITED) == plan  # from what was kept
     assert torch.equal(logits(ours), logits(compressed))
     assert measured == gac.perplexity(ours, small.tokenizer, prose, windows=2, length=32)
     for parameter in ours.parameters():

@@ -137,6 +137,6 @@ def test_the_record_and_the_keywords_ask_for_the_same(small: Small) -> None:
 
 def test_the_slack_is_named_rightly_everywhere() -> None:
     assert f"None: {SLACK} " in (Recipe.__doc__ or "")
-    assert f"Default: {SLACK}, and 0 with a limit" in " ".join(run("allocate", "--help").stdout.split())
+    assert f"Default: {SLACK}, and 0 with a limit" in " ".join(run("allocate", "--help-all").stdout.split())
     assert f"at most {100 * SLACK:g} % more" in (DOCS / "limits.md").read_text()
     assert f"slack=None,  # {SLACK} (0 with a limit of latency)" in (DOCS / "allocate.md").read_text()

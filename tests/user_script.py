@@ -20,10 +20,10 @@ def plan(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> gac.Plan
     assert_type(recipe, gac.Recipe)
     recipe.save("recipe.json")
     assert_type(gac.Recipe.load(Path("recipe.json")).rule, str)
-    gac.allocate(model, recipe="recipe.json", tokenizer=tokenizer, verify=True)
+    gac.allocate(model, recipe="recipe.json", tokenizer=tokenizer, solve_again=True)
     made = gac.allocate(
         model,
-        budget=0.8,
+        budget="6B",
         tokenizer=tokenizer,
         calibration=gac.Documents(["one", "two"], windows=4, length=64),
         profile=gac.Profile.load("nvidia-h100-80gb-hbm3"),
@@ -31,7 +31,7 @@ def plan(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> gac.Plan
         latency={"prefill:1x1024": 0.9},
         seed=1,
         slack=0.0,
-        check="notes.txt",
+        check_text="notes.txt",
     )
     assert_type(made.certificate, Certificate)
     assert_type(made.weights, tuple[WeightChoice, ...])

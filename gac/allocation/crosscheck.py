@@ -103,7 +103,9 @@ def _by_highs(
         taken, bound, visited = minimise(values, group, scaled, nodes, _TOLERANCE)
     except CalledProcessError as failure:
         words = (failure.stderr.strip().splitlines() or [f"exit status {failure.returncode}"])[-1]
-        raise GacError(f"HiGHS broke off: {words}", "an answer", "Free memory, or do not ask to verify.") from None
+        raise GacError(
+            f"HiGHS broke off: {words}", "an answer", "Free memory, or leave out solve_again (--solve-again)."
+        ) from None
     choice = None
     if taken is not None:
         parts = np.split(taken, np.flatnonzero(np.diff(group)) + 1)

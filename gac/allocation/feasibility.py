@@ -20,17 +20,23 @@ from gac.models.sites import Site
 from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, floored
 from gac.plan.engines import ENGINES, TRANSFORMERS, Step
 from gac.plan.recipe import Recipe, Space
+from gac.plan.sizes import size_text
 from gac.profiling.table import Profile
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 
 def check_reachable(
-    sites: Sequence[Site], recipe: Recipe, profile: Profile, steps: Mapping[str, Step] = MappingProxyType({})
+    sites: Sequence[Site],
+    recipe: Recipe,
+    profile: Profile,
+    steps: Mapping[str, Step] = MappingProxyType({}),
+    others: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Refuse a recipe that no choice can meet: limits below the smallest candidates of all sites together.
 
     Args:
         steps: whole steps of the dense model in the engine, by workload.
+        others: what is not targeted, by cost, where errors are to name sizes of the whole model too.
 
     Raises:
         BudgetError: with the smallest budget, memory or KV-cache limit that can be reached.
@@ -49,15 +55,17 @@ def check_reachable(
             ("a budget", "", "forms") if cost.name == PARAMS else (cost.limit, in_schemes, "forms or schemes")
         )
         if smallest > (limit := floored(fractions[cost.name], dense_amount)):
+            least = f"{_rounded_up(smallest, dense_amount)}{_size(cost.name, smallest, others)}"
             raise BudgetError(
-                f"a limit of {limit:,} of {dense_amount:,} {cost.unit} ({limit / dense_amount:.6g})",
+                f"a limit of {limit:,} of {dense_amount:,} {cost.unit} ({limit / dense_amount:.6g})"
+                f"{_size(cost.name, limit, others)}",
                 f"at least {smallest:,}, the smallest that forms {_forms(recipe)} can reach{means}",
-                f"Ask for {option} of {_rounded_up(smallest, dense_amount)} or more, or allow more {more}.",
+                f"Ask for {option} of {least} or more, or allow more {more}.",
             )
     if KV_NUMBERS in fractions:
         _check_cache(sites, recipe, dense.amount(KV_NUMBERS))
     if recipe.limits.latency:
-        _check_latency(sites, recipe, dense)
+        _check_latency(sites, recipe, dense, others)
 
 
 def _without_loss(
@@ -72,7 +80,7 @@ def _without_loss(
     return [sets[key] for key in alike]
 
 
-def _check_latency(sites: Sequence[Site], recipe: Recipe, dense: DenseModel) -> None:
+def _check_latency(sites: Sequence[Site], recipe: Recipe, dense: DenseModel, others: Mapping[str, int]) -> None:
     columns = [column for column in recipe.fractions if column not in COSTS]
     allowed = dense.allowed(recipe)
     sets = _without_loss(sites, recipe.space, dense.timing, (PARAMS, *columns), columns)
@@ -99,8 +107,8 @@ def _check_latency(sites: Sequence[Site], recipe: Recipe, dense: DenseModel) -> 
         raise BudgetError(
             f"a limit of {limit:,} of {params:,} parameters ({limit / params:.6g}) {kept}",
             f"at least {smallest:,}, the smallest that forms {_forms(recipe)} can reach so",
-            f"Ask for a budget of {_rounded_up(smallest, params)} or more, or lift the limit of latency with "
-            "latency='any' (--latency any).",
+            f"Ask for a budget of {_rounded_up(smallest, params)}{_size(PARAMS, smallest, others)} or more, or lift "
+            "the limit of latency with latency='any' (--latency any).",
         )
 
 
@@ -154,6 +162,10 @@ def _smallest_cache(sites: Sequence[Site], forms: Sequence[str], recipe: Recipe)
 
 def _forms(recipe: Recipe) -> str:
     return ", ".join(recipe.space.forms) or "dense"
+
+
+def _size(column: str, amount: int, others: Mapping[str, int]) -> str:
+    return f" ({size_text(column, amount + others[column])} of the whole model)" if column in others else ""
 
 
 def _rounded_up(amount: int, dense: int) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import BF16, DTYPE, Timing, has_attention_latency
 from gac.allocation.rules import RULES
 from gac.allocation.split_latencies import check_collectives
-from gac.core.errors import GacError, ModelError, PlanError, ProfileError
+from gac.allocation.whole_model import in_fractions
+from gac.core.errors import BudgetError, GacError, ModelError, PlanError, ProfileError
 from gac.forms import DEFAULT_FORMS, DENSE, FORMS, Form, form_named
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit, fuse_sites
@@ -49,12 +51,19 @@ SLACK = 0.003
 """Default fraction of the least loss that may be lost more for speed."""
 
 
-def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: ProfileUsed) -> ResolvedRecipe:
+def resolve(
+    recipe: Recipe,
+    config: Any,
+    profile: Profile,
+    profile_used: ProfileUsed,
+    others: Mapping[str, int] = MappingProxyType({}),
+) -> ResolvedRecipe:
     """Decide what the recipe leaves open, and refuse what cannot be planned.
 
     Args:
         config: the model's, or the shapes of a known model.
         profile_used: what the plan records of the profile.
+        others: what is not targeted, by cost (``gac.allocation.whole_model.untargeted``), where limits are sizes.
 
     Raises:
         GacError: options that exclude each other, or that do not fit the model; a limit that no choice can meet.
@@ -81,6 +90,7 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
         raise ModelError(problem, expected, "Plan for one GPU (tensor_parallel=1).")
     family = family_of(config)
     targeted = family.sites(config)
+    recipe = in_fractions(recipe, targeted, others)
     check_forms_fit(targeted, space.forms, config.model_type)
     if recipe.measure.shots == 2:
         check_shots(recipe, method, targeted, config.model_type)
@@ -92,7 +102,7 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     sites = as_planned(targeted, space.forms, fuse)
     resolved = speed_defaults(replace(recipe, refit=refit), sites, profile)
     steps = steps if engine is VLLM else {}
-    check_reachable(sites, resolved, profile, steps)
+    check_reachable(sites, resolved, profile, steps, others)
     return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used, steps)
 
 
@@ -169,6 +179,9 @@ def _scale(saved_ns: int, gemms_ns: int | None, fewer_ns: int | None) -> Fractio
 def _with_method_forms(recipe: Recipe, method: "Method") -> Recipe:
     """Give a method that has forms of its own these forms, and read the budget as that of the KV cache."""
     forms, limits = recipe.space.forms, recipe.limits
+    if isinstance(limits.params, str):
+        problem = f"method {method.name} with budget {limits.params!r}"
+        raise BudgetError(problem, "a fraction: its budget is of the KV cache", "Give a fraction such as 0.8.")
     if forms not in (DEFAULT_FORMS, method.forms):
         problem = f"method {method.name} with forms {', '.join(forms)}"
         raise GacError(problem, f"its own, {', '.join(method.forms)}", "Leave the forms out.")

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from gac_extensions.tokens.commands import tokens
 
 _EPILOG = """\b
 A first plan needs no network and no GPU (docs/quickstart.md names the packages):
-  gac allocate smollm2 --budget 0.8 --calibration wiki-sample:32x1024 -o plan.json
+  gac allocate smollm2 --budget 0.8 -o plan.json
+  gac report plan.json -o report.html
   gac compress smollm2 --plan plan.json -o small
-  gac eval small --against smollm2 --windows 32
+  gac eval small --against smollm2 --windows 12
 
 Exit status: 0, 1 (an error that says what to do), 2 (usage), 130 (interrupted).
 With --json, standard output is one JSON document: the answer, or {"error": {given, expected, remedy}}.
@@ -35,8 +37,49 @@ Notes and progress go to standard error (--quiet: warnings and errors alone). Pr
 a line a minute."""
 
 
+_GROUPS = {
+    "Plan": (
+        (allocate, "Choose what every weight of a model becomes."),
+        (frontier, "Choose for a hundred budgets at once."),
+        (report, "Write one page about a plan."),
+        (compare, "Compare plans for one model."),
+        (plot, "Draw profiles, plans, frontiers and predictions."),
+    ),
+    "Apply": (
+        (compress, "Apply a plan, and save the smaller model."),
+        (heal, "Train a compressed model for minutes towards the dense one."),
+        (export, "Convert a compressed model for tools without GAC."),
+        (repair, "Pad a model that others compressed to dims that run fast."),
+    ),
+    "Check": (
+        (evaluate, "Measure perplexity, divergence and tasks."),
+        (bench, "Time models on this machine: prefill and decode."),
+        (verify, "Check that a compressed model is as it was saved."),
+    ),
+    "GPU": (
+        (profile, "Measure this machine's GPU."),
+        (profiles, "List the latency tables on this machine."),
+        (cliffs, "Show where a GPU is slow, and why."),
+        (explain, "List the rules that a dim breaks, and the cost of each."),
+    ),
+    "Research": (
+        (graph, "Show which dims of a model each choice moves."),
+        (study, "Repeat a published experiment on this GPU."),
+        (tokens, "Choose how many tokens each layer's cache keeps."),
+    ),
+}
+"""Commands in the groups and in the order in which ``gac --help`` lists them."""
+
+
 class Program(click.Group):
     """All commands. Usage errors are printed as JSON too, and interrupts and closed streams have an exit status."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in their groups, one line each."""
+        width = max(map(len, self.commands))
+        for title, rows in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{command.name:<{width}}", line) for command, line in rows])
 
     def main(self, args: Sequence[str] | None = None, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]  # the rest by keyword
         if not standalone_mode:
@@ -72,11 +115,7 @@ class Program(click.Group):
 def main() -> None:
     """GPU-aligned compression: smaller language models whose dimensions run fast on your GPU.
 
-    Measure the GPU, and learn where and why it is slow (profile, cliffs, explain, study). List the choices for a model
-    (graph). Choose the form and dim of every weight within a budget (allocate), or within every budget (frontier), and
-    the number of tokens that every layer caches (tokens). Compare plans (compare) and look at them (plot, report).
-    Apply one (compress), train the model after that (heal), check its files (verify) and its quality (eval), time it
-    (bench), and convert it for tools without GAC (export). Align models that others have compressed (repair).
+    Every command has its own --help. docs/quickstart.md starts with them.
     """
     # Threads of PyTorch that wait for one another sleep. Otherwise they take the cores that other programs share.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -84,10 +123,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
-_MEASURE = (profile, profiles, cliffs, explain, study)
-_CHOOSE = (graph, allocate, frontier, tokens, compare, plot, report)
-_APPLY = (compress, heal, verify, repair, evaluate, bench, export)
-for _command in (*_MEASURE, *_CHOOSE, *_APPLY):
+for _command, _ in chain.from_iterable(_GROUPS.values()):
     main.add_command(_command)
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ FAILED = 1
 INTERRUPTED = 130
 ERROR_GRACE_S = 5.0  # under torchrun, that other ranks wait for rank 0 to print an error that all ranks meet
 _WIDTH = 100  # of tables in files and pipes
+_ALL_OPTIONS = "gac.cli.all_options"
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,41 @@ class Answer:
 
 
 class Command(click.Command):
-    """A command whose callback returns an ``Answer``; ``resume`` says what remains after an interrupt."""
+    """A command whose callback returns an ``Answer``.
 
-    def __init__(self, *args: Any, resume: str = "Nothing was written; run it again.", **options: Any) -> None:
+    Args:
+        resume: what remains after an interrupt.
+        first: names of the options that ``--help`` lists; ``--help-all`` lists the others too, under "Research". None:
+            ``--help`` lists all.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        resume: str = "Nothing was written; run it again.",
+        first: Container[str | None] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         self.resume = resume
+        options_of = [row for row in self.params if isinstance(row, click.Option)]
+        self.research = [] if first is None else [row for row in options_of if row.name not in first]
         self.params.append(click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document."))
-        quiet = "Print warnings and errors only: no notes, no progress."
+        quiet = "Print warnings and errors only."
         self.params.append(click.Option(["--quiet", "-q"], is_flag=True, help=quiet))
+        if self.research:
+            more = f"Also show {len(self.research)} options for research, and exit."
+            shown: Any = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all_options}
+            self.params.append(click.Option(["--help-all"], help=more, **shown))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of every day, and those of research where all are asked for."""
+        options_of = [row for row in self.get_params(ctx) if isinstance(row, click.Option)]
+        every_day = [row for row in options_of if row not in self.research]
+        for title, rows in (("Options", every_day), ("Research", self.research if _ALL_OPTIONS in ctx.meta else [])):
+            if records := [record for row in rows if (record := row.get_help_record(ctx)) is not None]:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
     def invoke(self, ctx: click.Context) -> None:
         """Check the output paths, run the command, and print its answer or its error."""
@@ -80,6 +108,13 @@ class Command(click.Command):
             sys.stdout.flush()
         except OSError as failure:
             fail_unwritten(failure)
+
+
+def _show_all_options(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
+    if asked:
+        ctx.meta[_ALL_OPTIONS] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 def fail_unwritten(failure: OSError) -> NoReturn:

@@ -20,7 +20,7 @@ from gac.cli.options import (
     several,
     tokenizer_option,
 )
-from gac.cli.recipe import STATISTICS_KEPT, recipe_options
+from gac.cli.recipe import FIRST, STATISTICS_KEPT, recipe_options
 from gac.core.distributed.launch import leads
 from gac.core.errors import CheckpointError, PlanError
 from gac.plan.costs import COSTS
@@ -30,19 +30,21 @@ _DIRECTORY = Target(CheckpointError, directory=True)
 _FRONTIER = Target(PlanError, early=False)
 
 
-@click.command(cls=Command, resume=STATISTICS_KEPT)
+@click.command(cls=Command, resume=STATISTICS_KEPT, first=FIRST)
 @click.argument("model")
 @recipe_options(limits=True)
-@flag("--verify", "Solve the knapsack again with HiGHS; fail if it finds a better choice.")
-@option("--check", "A text like those that the model will read: warn if the calibration text differs.", None, "FILE")
+@flag("--solve-again", "Solve the knapsack again with HiGHS; fail if it finds a better choice.")
+@option(
+    "--check-text", "A text like those that the model will read: warn if the calibration text differs.", None, "FILE"
+)
 @option("-o --output", "The plan to write; an existing file is replaced.", Target(PlanError), default="plan.json")
-def allocate(model: str, output: Path, verify: bool, check: str | None, **options: Any) -> Answer:
+def allocate(model: str, output: Path, solve_again: bool, check_text: str | None, **options: Any) -> Answer:
     """Choose the form and dim of every weight of MODEL.
 
-    MODEL is a directory, a hub id, or a packaged model (smollm2, gemma3-270m). Measures the loss of each choice on
-    calibration text, then decides for all weights at once: the least loss within the budget, with a proof.
+    MODEL is a directory, a hub id, or a packaged model (smollm2, gemma3-270m). The choice is that of least predicted
+    loss within the limits, with a proof.
     """
-    plan = gac.allocate(model, **request(options), verify=verify, check=check)
+    plan = gac.allocate(model, **request(options), solve_again=solve_again, check_text=check_text)
     from gac.plan.layers import plan_table
     from gac.reporting.tables import plan_summary
 
@@ -69,7 +71,7 @@ def request(options: dict[str, Any]) -> dict[str, Any]:
     return {"recipe": recipe, "tokenizer": tokenizer}
 
 
-@click.command(cls=Command, resume=STATISTICS_KEPT)
+@click.command(cls=Command, resume=STATISTICS_KEPT, first=(*FIRST, "points", "limit", "plot"))
 @click.argument("source", metavar="MODEL|FILE")
 @option("--points", "Number of budgets, from the smallest up.", int, default=100)
 @option(

@@ -40,6 +40,14 @@ def flag(names: str, help: str) -> Callable[[T], T]:
     return click.option(*names.split(), is_flag=True, help=help)
 
 
+def fraction_or_size(text: str) -> float | str:
+    """Read a fraction; anything else stays text, which ``gac.plan.sizes`` reads or refuses."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 # --- callbacks ------------------------------------------------------------------------------------------------------
 
 

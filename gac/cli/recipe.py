@@ -9,6 +9,7 @@ from gac.cli.options import (
     AT_LEAST_1,
     FILE,
     forms_option,
+    fraction_or_size,
     latency_option,
     option,
     several,
@@ -18,21 +19,31 @@ from gac.cli.options import (
     workloads_option,
 )
 from gac.forms import DEFAULT_FORMS, LATENCY_FORMS
-from gac.plan.costs import COSTS
+from gac.plan.costs import BYTES, COSTS, KV_NUMBERS
 from gac.plan.engines import ENGINES
 from gac.schemes import DEFAULT_SCHEME, SCHEMES
 
 T = TypeVar("T", bound=Callable[..., Any])
 
+FIRST = ("budget", "memory", "latency", "schemes", "profile", "engine", "calibration", "workloads", "output")
+"""The options that ``--help`` lists; ``--help-all`` lists the others too."""
+
 STATISTICS_KEPT = "Progress is saved in GAC_HOME; rerun the command to resume."
 
 # One row an option; its argument is a keyword of ``Recipe.of``, whose default holds without the option.
 _LIMITS = (
-    option("--budget", "Kept fraction of the weights' parameters.", float, show_default="0.8, or 1 with --memory"),
-    *(option(f"--{cost.limit.replace('_', '-')}", cost.help, float, "F") for cost in COSTS.values() if cost.help),
+    option(
+        "--budget",
+        "Kept parameters: a fraction of the targeted weights', or 6B (6000M) of the whole model.",
+        fraction_or_size,
+        "F|SIZE",
+        show_default="0.8, or 1 with --memory",
+    ),
+    option("--memory", COSTS[BYTES].help, fraction_or_size, "F|SIZE"),
+    option("--kv-cache", COSTS[KV_NUMBERS].help, float, "F"),
     latency_option(
-        "Allowed fraction of the dense weights' latency, for every workload or (repeatable) for one. any: no limit. "
-        "Default: no workload slower than dense, if the profile has its latency."
+        "Allowed fraction of the dense latency, for all workloads or (repeatable) for one. any: no limit. Default: 1 "
+        "where it is known."
     ),
     option(
         "--slack",
@@ -57,8 +68,8 @@ _ROWS = (
     forms_option("A form that a weight may take instead of dense.", (), _DEFAULT_FORMS),
     several(
         "--scheme schemes",
-        f"Allowed weight formats: {', '.join(SCHEMES.names)}. bf16 is as loaded: give it too if weights may stay as "
-        "they are. With :N, scales are for groups of N columns.",
+        f"Allowed weight formats: {', '.join(SCHEMES.names)}. Give bf16 (as loaded) too if weights may stay as they "
+        "are. :N: a scale for N columns.",
         metavar="NAME[:N]",
         show_default=DEFAULT_SCHEME,
     ),
@@ -70,7 +81,7 @@ _ROWS = (
     option(
         "--head",
         "LM head and embedding format: bf16 (as loaded), or w8a16 (8 bits, a scale a row). Counted in model size and "
-        "predicted loss, not in limits.",
+        "predicted loss; of the limits only in a size such as 6GB.",
         metavar="NAME",
         show_default=DEFAULT_SCHEME,
     ),
@@ -78,9 +89,9 @@ _ROWS = (
     several(
         "--calibration",
         "Calibration text: wiki-sample, news-sample, python-reference, wikitext2, c4, chat, code, a file, or self, "
-        "which the dense model writes; NxL takes N windows of L tokens (64x1024). Several weigh by their windows.",
+        "which the model writes; N windows of L tokens.",
         metavar="TEXT[:NxL]",
-        show_default="wiki-sample:32x1024 and self:32x1024; on a CPU 14 and 2 windows",
+        show_default="wiki-sample and self, 32x1024 each; on a CPU 14 and 2",
     ),
     option(
         "--balance",
@@ -96,9 +107,10 @@ _ROWS = (
     ),
     option(
         "--engine",
-        "Plan for the engine that will serve the model, with its latencies, and only with forms and schemes that it "
-        "runs at full speed. Default: vllm if the latency table has this model's steps in vLLM, else transformers.",
+        f"Engine that will serve the model: {' or '.join(ENGINES)}. Default: vllm if the profile has this model's "
+        "steps in it.",
         click.Choice([*ENGINES]),
+        "NAME",
     ),
     option("--tensor-parallel", "GPUs of a host over which every weight is split.", AT_LEAST_1, "N", default=1),
     option(

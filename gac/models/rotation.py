@@ -20,7 +20,7 @@ from gac.core.errors import ModelError
 from gac.core.linalg import orthogonal
 from gac.models.attentions import heads_of
 from gac.models.basis import Rotation
-from gac.models.families import family_of
+from gac.models.families import Family, family_of
 from gac.models.plain import check_in_memory
 from gac.runtime.storage.embeddings import embeddings_of, unusual
 
@@ -58,6 +58,11 @@ def rotate(model: PreTrainedModel, seed: int = SEED) -> Rotation:
         _tied_names(model).clear()
     logger.info("rotated: %s", rotation)
     return rotation
+
+
+def untied_by_rotation(model: PreTrainedModel) -> int:
+    """Parameters that ``rotate`` adds: those of a tied head, where it turns the residual stream."""
+    return _untied(model) if _turns_stream(family_of(model.config)) else 0
 
 
 def rotates_freely(model: PreTrainedModel) -> bool:
@@ -98,14 +103,18 @@ def _checked(model: PreTrainedModel) -> Rotation:
     check_in_memory(model, ", with rotate=True", "where it is rotated", ", or leave rotate out")
     family = family_of(model.config)
     _offset(model, family.last_norm)
-    stream = family.norms is None and all(family.before)
+    stream = _turns_stream(family)
     for layer in range(model.config.num_hidden_layers):
         prefix = f"{family.layers}.{layer}."
         for name in (*family.qkv, family.output, *family.up, family.down):
             _plain(model, prefix + name)
         for norm in family.before if stream else ():
             _offset(model, prefix + norm)
-    return Rotation(stream, _untied(model) if stream else 0)
+    return Rotation(stream, untied_by_rotation(model))
+
+
+def _turns_stream(family: Family) -> bool:
+    return family.norms is None and all(family.before)
 
 
 def _rotate_layer(model: PreTrainedModel, layer: int, basis: Tensor | None, of_values: Tensor) -> None:

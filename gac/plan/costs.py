@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import floor, prod
+from math import floor, inf, nextafter, prod
 from types import MappingProxyType
 
 from gac.core.workloads import Workload
@@ -80,7 +80,7 @@ _COSTS = (
         label="bytes",
         million="MB",
         billion="GB",
-        help="Kept fraction of the targeted weights' bytes.",
+        help="Kept bytes, likewise: 0.5, or 6GB (MB, GiB, ...) of the whole model.",
         of_choice=lambda form, scheme, weight, dim: _bytes(scheme, form.latency.matrices(weight, dim)),
         on_gpu=lambda form, scheme, weight, dim, gpus: _bytes(scheme, split_matrices(form, weight, dim, gpus)),
     ),
@@ -107,6 +107,18 @@ def ns_of(workload: object) -> str:
 
 def columns_of(workloads: Sequence[Workload]) -> tuple[str, ...]:
     return (*COSTS, *map(ns_of, workloads))
+
+
+def fraction_of(allowed: int, total: int) -> float:
+    """The fraction of ``total`` that ``floored`` turns into exactly ``allowed``, of 1 to ``total``.
+
+    >>> floored(fraction_of(7, 106168320), 106168320)
+    7
+    """
+    fraction = allowed / total
+    while (reached := floored(fraction, total)) != allowed:
+        fraction = nextafter(fraction, inf if reached < allowed else 0)
+    return fraction
 
 
 def floored(fraction: float, total: int) -> int:

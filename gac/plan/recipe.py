@@ -26,6 +26,7 @@ from gac.forms.planned_sites import Fusing
 from gac.plan.costs import BYTES, COSTS, PARAMS, ns_of
 from gac.plan.engines import ENGINES, Step
 from gac.plan.evidence import ProfileUsed
+from gac.plan.sizes import SIZED, size_of
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, scheme_named
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Space:
             time; but a tied LM head becomes a weight of its own. None: where a scheme has at most 4 bits, the model
             can be rotated, and no tied head has to be split off.
         head: format of the embedding and the LM head: ``bf16``, as loaded, or ``w8a16``. They are not targeted
-            weights: no limit counts them, bytes of the whole model do.
+            weights: only a limit that is a size of the whole model counts them.
     """
 
     forms: tuple[str, ...] = DEFAULT_FORMS
@@ -198,6 +199,9 @@ class Deployment:
 class Limits:
     """Limits on what the plan costs, each a fraction of the cost of the dense targeted weights.
 
+    ``params`` and ``memory`` may be a size of the whole model instead, embeddings and head included: ``"6B"``
+    parameters, ``"6GB"``. A plan's recipe has the fraction that this allows.
+
     Attributes:
         params: kept fraction of the parameters, in (0, 1]; 0.8 by default, 1 where ``memory`` is given. The rules
             ``loss`` and ``importance`` never exceed it (``plan.budget.over`` says by how much another rule did).
@@ -208,16 +212,18 @@ class Limits:
             may be slower than the dense model, where the profile holds that workload's latency.
     """
 
-    params: float | None = None
-    memory: float | None = None
+    params: float | str | None = None
+    memory: float | str | None = None
     kv_cache: float | None = None
     latency: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
         if self.params is None:
             object.__setattr__(self, "params", DEFAULT_BUDGET if self.memory is None else 1.0)
-        for name in (cost.limit for cost in COSTS.values()):
-            if (value := getattr(self, name)) is not None:
+        for column, name in ((cost.name, cost.limit) for cost in COSTS.values()):
+            if isinstance(value := getattr(self, name), str) and column in SIZED:
+                size_of(column, value)
+            elif value is not None:
                 check_fraction(f"limits.{name}", value)
                 object.__setattr__(self, name, float(value))
         if self.latency is None:
@@ -233,8 +239,13 @@ class Limits:
 
     @property
     def budget(self) -> float:
-        assert self.params is not None
+        assert isinstance(self.params, float), "a size that is not resolved"
         return self.params
+
+    @property
+    def has_sizes(self) -> bool:
+        """True where a limit is a size of the whole model."""
+        return isinstance(self.params, str) or isinstance(self.memory, str)
 
 
 @dataclass(frozen=True)
@@ -298,7 +309,7 @@ class Recipe(Record):
         return {column: fraction for column, fraction in fractions.items() if fraction is not None}
 
     @classmethod
-    def of(cls, budget: float | None = None, **options: Any) -> "Recipe":
+    def of(cls, budget: float | str | None = None, **options: Any) -> "Recipe":
         """Make a recipe from keywords.
 
         Args:
@@ -342,7 +353,7 @@ class Recipe(Record):
 
     def flat(self) -> dict[str, Any]:
         """Fields by name, ``limits.params`` as ``budget``: the main ones, and others that differ from their default."""
-        values: dict[str, Any] = {"budget": self.limits.budget}
+        values: dict[str, Any] = {"budget": self.limits.params}
         for part in (self.measure, self.space, self.limits, self, self.deployment):
             default = type(part)()
             for name in (entry.name for entry in fields(part)):

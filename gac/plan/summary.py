@@ -62,7 +62,9 @@ def facts(plan: PlanRecord) -> list[tuple[str, str]]:
 
 
 def _parameters(plan: PlanRecord) -> str:
-    budget, of_model = plan.budget, f"{plan.kept_of_model:.4f} of the whole model"
+    budget, dense = plan.budget, plan.measured.params
+    model = dense - budget.total + budget.used + plan.measured.untied
+    of_model = f"{plan.kept_of_model:.4f} of the whole model, {model:,} of {dense:,}"
     kept = f"{budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept"
     if not plan.measured.predicted:
         return f"{kept}; {of_model}"
@@ -73,8 +75,10 @@ def _memory(plan: PlanRecord) -> str:
     limit, (used, total), (model, dense) = plan.limit(BYTES), plan.bytes, plan.model_bytes
     weights = _used(limit, "bytes") if limit else f"{used:,} of {total:,} bytes: {used / total:.4f} kept"
     bits, of_model = plan.bits
+    allowed = f", {(model - limit.used + limit.limit) / 1e9:.4g} allowed" if limit else ""
     return (
-        f"{weights};\n{model:,} of {dense:,} bytes of the whole model: {model / dense:.4f} kept;\n"
+        f"{weights};\n{model:,} of {dense:,} bytes of the whole model: {model / dense:.4f} kept,\n"
+        f"in GB {model / 1e9:.4g} of {dense / 1e9:.4g}{allowed};\n"
         f"{bits:.2f} bits per dense parameter, {of_model:.2f} in the whole model; {stored(plan)}"
     )
 

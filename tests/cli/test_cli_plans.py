@@ -22,7 +22,7 @@ def allocated(directory: Path, text_file: Path, rule: str, *more: str) -> Path:
     target = directory.parent / f"{rule.replace(':', '-')}.json"
     result = run("allocate", directory, "--calibration", f"{text_file}:4x64", "--rule", rule, *more, "-o", target)
     assert result.exit_code == 0, result.output
-    assert ("HiGHS agrees: " in result.stderr) == ("--verify" in more)
+    assert ("HiGHS agrees: " in result.stderr) == ("--solve-again" in more)
     return target
 
 
@@ -46,8 +46,8 @@ def test_plans_by_rule_are_compared_and_two_of_them_weight_by_weight(directory: 
     assert "14 of 14 weights differ, the 10 that differ most" in words
 
 
-def test_verify_says_that_highs_agrees(directory: Path, text_file: Path) -> None:
-    plan = Plan.load(allocated(directory, text_file, "loss", "--verify"))
+def test_solve_again_says_that_highs_agrees(directory: Path, text_file: Path) -> None:
+    plan = Plan.load(allocated(directory, text_file, "loss", "--solve-again"))
     assert "; HiGHS agrees: it proved that none is better" in plan.certificate.method
 
 

@@ -33,7 +33,7 @@ TABLE = [
     ("allocate smollm2 --memory 0.3 --scheme w4a16 --latency 0.9", ERROR, "with scheme w4a16, which the profile does"),
     ("allocate MODEL --scheme w4a16,w8a16", ERROR, "Give each name by itself."),
     ("allocate MODEL --seed -1", ERROR, "Measure(seed=-1); expected a whole number, 0 to"),
-    ("allocate MODEL --check none.txt", ERROR, "text 'none.txt' is neither known nor a file"),
+    ("allocate MODEL --check-text none.txt", ERROR, "text 'none.txt' is neither known nor a file"),
     ("allocate MODEL --profile nvidia-h1000", ERROR, f"Did you mean '{H100}'?"),
     ("allocate MODEL --calibration wiki-sample:4", ERROR, "expected wiki-sample, or wiki-sample:WINDOWSxTOKENS. Ask"),
     ("graph llama-3-8b --form token", ERROR, f"{[*FORMS.names][-1]}, tokens. Did you mean 'tokens'?"),
@@ -59,7 +59,10 @@ TABLE = [
     # counts that nothing reaches
     (f"profile --passes {10**40}", USAGE, "is not in the range 1<=x<=10000."),
     # command lines that click refuses
-    ("allocate m --budget most", USAGE, "'most' is not a valid float."),
+    ("allocate MODEL --budget most", ERROR, "limits.params='most'; expected a number above 0 and at most 1, or a size"),
+    ("allocate MODEL --memory 6B", ERROR, "limits.memory='6B'; expected a number above 0 and at most 1, or a size of"),
+    ("allocate smollm2 --memory 40MB", ERROR, "memory='40MB', of the whole model; expected more than 56,693,376 bytes"),
+    ("allocate smollm2 --budget 30M", ERROR, "or more, or allow more forms"),
     ("allocate m --latency prefill:1x1", USAGE, "'prefill:1x1' is not like 0.85 or prefill:1x1024=0.85."),
     ("allocate m --latency 1 --latency decode:1@1=1", USAGE, "give one fraction for all workloads"),
     ("allocate m --no-align --align-to 16", USAGE, "--align-to goes without --no-align."),

@@ -76,7 +76,7 @@ def test_the_worst_text_loses_no_more_than_with_equal_weights(
     stores = set((tmp_path / "home" / "statistics").iterdir())
     letters = tmp_path / "letters.txt"
     letters.write_text("".join(Random(1).choices("abcdefgh ", k=4000)), encoding="utf-8")
-    worst = small.allocate(0.6, calibration=texts, balance="worst", check=str(letters))
+    worst = small.allocate(0.6, calibration=texts, balance="worst", check_text=str(letters))
     assert max(by.loss for by in worst.prediction.by_text[:2]) <= max(by.loss for by in mean.prediction.by_text)
     assert len({*(tmp_path / "home" / "statistics").iterdir()}) == len(stores)  # two texts and a mixture
     assert gac.compress(deepcopy(small.model), worst, tokenizer=small.tokenizer, progress=False).gac_plan == worst
@@ -146,7 +146,7 @@ def test_the_loss_on_a_text_that_is_not_calibrated_on_is_predicted(
     letters = tmp_path / "letters.txt"
     letters.write_text("".join(Random(1).choices("abcdefgh ", k=4000)), encoding="utf-8")
     for calibration in (texts[0], [texts[0], f"{letters}:4x{LENGTH}"]):
-        plan = small.allocate(0.6, calibration=calibration, check=name, refit="none")
+        plan = small.allocate(0.6, calibration=calibration, check_text=name, refit="none")
         *calibrated, checked = plan.prediction.by_text
         assert [by.text for by in calibrated] == [part.text for part in plan.measured.calibration.parts]
         assert checked.text == name

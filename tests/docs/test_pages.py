@@ -29,6 +29,14 @@ def test_the_index_links_every_page_and_their_readme_every_benchmark() -> None:
     assert [script for script in BENCHMARKS if not re.search(rf"[/.]{script}\b", page)] == []
 
 
+def test_the_first_commands_are_the_same_everywhere() -> None:
+    readme, first = commands(PAGES["README.md"]), [line.split() for line in str(main.epilog).splitlines()]
+    shown = [words[1:] for words in first if words[:1] == ["gac"]]
+    assert len(shown) == 4
+    for page in (readme, commands(PAGES["docs/quickstart.md"])):
+        assert [words for words in page if words in shown] == shown
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_scripts_and_targets_exist(page: str) -> None:
     """Every line of a shell block that is not GAC's: scripts with their options, modules, make targets, extras."""
