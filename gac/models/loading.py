@@ -35,6 +35,7 @@ from gac.models.streaming import placed, spread
 from gac.models.threads import LOADING
 
 DIGEST_THREADS = 8
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _ROTARY_CACHE = re.compile(r"\.rotary_emb\.(cos|sin)_cached$")
 """Rotary tables in old checkpoints; they follow from the config."""
 logger = logging.getLogger("gac")
@@ -113,21 +114,31 @@ def load_tokenizer(name: str) -> Any:
     if name in PACKAGED:
         with LOADING, quiet_transformers():
             return PACKAGED[name].tokenizer()
-    expected, remedy = "a tokenizer, or the name of one", "Pass tokenizer=."
+    expected = "a tokenizer, or the name of one"
+    remedy = "Pass tokenizer= (--tokenizer): a directory or hub id with its files."
     if not name or not (os.path.isdir(name) or _is_hub_id(name)):
         model = f"the model {name!r}" if name else "a model in memory"
         raise ModelError(f"{model} came without a tokenizer", expected, remedy)
     _check_name(name)
+    no_files = f"{name} has no files of a tokenizer, such as {', '.join(TOKENIZER_FILES[:3])}"
     try:
         with LOADING:
             tokenizer = AUTO_TOKENIZER.from_pretrained(name, trust_remote_code=False)
             tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     except UNREADABLE as failure:
-        problem = f"no tokenizer can be read from {name!r} ({first_line(failure)})"
+        is_bare = os.path.isdir(name) and not _has_files(name, TOKENIZER_FILES)
+        problem = no_files if is_bare else f"no tokenizer can be read from {name!r} ({first_line(failure)})"
         raise ModelError(problem, expected, remedy) from failure
-    if not tokens:  # transformers makes an empty one for some architectures
-        raise ModelError(f"{name} has no files of a tokenizer", expected, remedy)
+    named = [*getattr(tokenizer, "vocab_files_names", {}).values()]
+    if not tokens or (named and not _has_files(name, (*TOKENIZER_FILES, *named))):  # transformers makes an empty one
+        raise ModelError(no_files, expected, remedy)
     return tokenizer
+
+
+def _has_files(name: str, files: Iterable[str]) -> bool:
+    if os.path.isdir(name):
+        return any(os.path.isfile(os.path.join(name, file)) for file in files)
+    return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
 
 
 def load_config(model: PreTrainedModel | str | Path) -> Any:

@@ -59,11 +59,18 @@ def test_a_model_loaded_from_a_directory_knows_where_its_tokenizer_is(directory:
     assert load_model(model, directory).tokenizer.bos_token == "<s>"
 
 
-def test_no_tokenizer_is_an_error_only_where_one_is_needed(tmp_path: Path, tiny_model: LlamaForCausalLM) -> None:
-    tiny_model.save_pretrained(tmp_path)
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma3_text", "qwen3"])
+def test_no_tokenizer_is_an_error_only_where_one_is_needed(model_type: str, tmp_path: Path) -> None:
+    small_model(small_config(model_type)).save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
-    with pytest.raises(ModelError, match=r"expected a tokenizer, or the name of one. Pass tokenizer=.$"):
+    missing = r"has no files of a tokenizer, such as tokenizer.json, tokenizer.model, .*--tokenizer"
+    with pytest.raises(ModelError, match=missing):
         _ = loaded.tokenizer
+    models.tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    assert load_model(tmp_path, tmp_path / "tokenizer").tokenizer("ab")
+
+
+def test_a_model_in_memory_has_no_tokenizer() -> None:
     assert_refused(lambda: load_tokenizer(""), "a model in memory came without a tokenizer; expected a tokenizer")
 
 
