@@ -227,17 +227,33 @@ def _profiled(path: Path, aa: bool) -> Answer:
 
 
 @click.command(cls=Command)
-def profiles() -> Answer:
-    """List the latency tables on this machine.
+@click.argument("name", required=False)
+def profiles(name: str | None) -> Answer:
+    """List the latency tables on this machine, or the contents of one.
 
     Those shipped with GAC, and those that `gac profile` saved; a saved one hides a shipped one of the same name.
+
+    NAME is one of them, or a file: its GPU and versions, and its models, schemes, workloads and operators.
     """
     from gac.profiling.folders import saved_profiles, shipped_profiles
     from gac.reporting.gpu_tables import profiles_table
 
+    if name is not None:
+        return _contents(gac.Profile.load(name))
     entries = [_entry(path, "shipped") for path in shipped_profiles()]
     entries += [_entry(path, "saved") for path in saved_profiles()]
     return Answer({"profiles": entries}, lambda: [profiles_table(entries)])
+
+
+def _contents(table: "Profile") -> Answer:
+    from gac.profiling.contents import known_models, known_steps
+    from gac.reporting.gpu_tables import contents_tables
+
+    models, steps, header = known_models(table), known_steps(table), table.header
+    document = {"name": table.path.stem, "path": str(table.path), "shapes": len(table.measurements)}
+    document |= fields(header, "gpu", "date", "gac_version", "driver", "libraries") | fields(table, "digest")
+    document |= {"models": [*map(asdict, models)], "steps": [*map(asdict, steps)]}
+    return Answer(document, lambda: [*table.tables(), *contents_tables(models, steps)])
 
 
 def _entry(path: Path, where: str) -> dict[str, Any]:

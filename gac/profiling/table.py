@@ -84,7 +84,7 @@ class Profile(Shown):
             rows.append((*kind, f"{len(medians):,}", f"{len(medians) - len(known):,}", *times))
         header = self.header
         notes = (
-            f"driver {header.driver}, {header.libraries}\n"
+            f"{len(self.measurements):,} shapes; GAC {header.gac_version}, driver {header.driver}, {header.libraries}\n"
             f"{self.converged_fraction:.1%} of the medians known to 1 %, drift {self.drift:.1%}; {header.date}, "
             f"digest {self.digest[:12]}"
         )

@@ -275,3 +275,22 @@ def test_profiles_lists_shipped_saved_and_unreadable_tables(tmp_path: Path, monk
     assert entries["mine"]["where"] == "saved"
     assert (entries["mine"]["shapes"], entries["mine"]["operators"]) == (129, ["low_rank"])
     assert "torn.jsonl:1: no header with a schema_version" in entries["torn"]["problem"]
+
+
+def test_profiles_with_a_name_lists_what_a_table_has(tmp_path: Path) -> None:
+    document = answer("profiles", "nvidia-h200-vllm")
+    assert (document["gpu"], document["date"], document["gac_version"]) == ("NVIDIA H200", "2026-11-30", "0.1.0")
+    rows = {(row["model"], row["scheme"]): row["rows"] for row in document["models"]}
+    assert {1, 16, 64, 8192} <= {*rows["llama-3-8b", "bf16"]}
+    assert {1, 16, 64} <= {*rows["llama-3-8b", "w4a16"]} & {*rows["llama-3-8b", "fp8"]}
+    steps = {(row["model"], row["scheme"]): row["workloads"] for row in document["steps"]}
+    assert "decode:16@1024" in steps["llama-3-8b", "bf16"]
+    assert ("qwen3-8b", "bf16") in steps
+    shown = " ".join(run("profiles", "nvidia-h200-vllm").stdout.split())
+    assert "llama-3-8b w4a16 1, 16, 64, 1,024, 8,192 " in shown
+    assert "smollm2 bf16 decode:1@1024 decode:16@1024 decode:64@1024 for plans with --engine vllm" in shown
+    assert "GAC 0.1.0, driver 580.159.04, CUDA 13.0" in shown
+    path = write_profile(tmp_path / "mine.jsonl", ranks(), lambda point: point.operation.axes["r"])
+    document = answer("profiles", path)
+    assert (document["name"], document["shapes"], document["models"], document["steps"]) == ("mine", 129, [], [])
+    assert "profile 'nowhere' is neither a file nor a known name" in refused("profiles", "nowhere")
