@@ -200,14 +200,16 @@ def speed(plan: PlanRecord) -> str:
     if plan.speed is None:
         return "not looked at: the profile lacks the latency of the dense weights"
     extra = plan.prediction.summed - plan.speed.loss
-    times = [
-        f"{least / timed.dense_ns:.3f}x becomes {timed.plan_ns / timed.dense_ns:.3f}x at {timed.workload}"
+    ratios = [
+        (f"{least / timed.dense_ns:.3f}x", f"{timed.plan_ns / timed.dense_ns:.3f}x", timed.workload)
         for timed, least in zip(plan.workloads, plan.speed.latency_ns, strict=True)
         if least and timed.plan_ns and timed.dense_ns
     ]
+    changes = [f"{least} becomes {ratio} at {workload}" for least, ratio, workload in ratios if least != ratio]
     proof = plan.speed.certificate
     proved = f"{proof.status}, gap {proof.gap:.3g}"
-    return f"{extra:.4f} nats above the least loss: {', '.join(times)} ({proved})"
+    gained = ", ".join(changes) or "no latency changes by a thousandth of the dense model's"
+    return f"{extra:.4f} nats above the least loss: {gained} ({proved})"
 
 
 def latency_limits(plan: PlanRecord) -> str:

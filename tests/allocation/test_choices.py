@@ -105,6 +105,16 @@ def test_no_workload_is_slower_than_dense_unless_asked() -> None:
     assert not any(slower[1])
 
 
+def test_a_latency_that_stays_is_no_change_in_the_summary() -> None:
+    plan = decide(_open(_losing(), 0.8, slack=0.5)).plan
+    (timed,), (least,) = plan.workloads, plan.speed.latency_ns
+    line = f"nats above the least loss: {least / timed.dense_ns:.3f}x becomes {timed.plan_ns / timed.dense_ns:.3f}x at "
+    assert line in plan.summary()
+    same = replace(plan, speed=replace(plan.speed, latency_ns=(timed.plan_ns,))).summary()
+    assert "nats above the least loss: no latency changes by a thousandth of the dense model's (optimal, gap 0)" in same
+    assert "becomes" not in same
+
+
 def test_both_proofs_are_checked() -> None:
     decision: Decision = decide(_open(_losing(), 0.8, slack=0.5))
     plan: Plan = verified(decision)
