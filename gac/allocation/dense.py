@@ -1,23 +1,26 @@
 """The dense model: what limits and ratios are relative to."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from types import MappingProxyType
 
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import dense_candidate
+from gac.allocation.dims import full_dim, runnable_dims
 from gac.allocation.latencies import BF16, UNKNOWN, Timing
 from gac.allocation.split_latencies import SplitTiming
 from gac.core.errors import ProfileError
+from gac.forms import DENSE
 from gac.forms.planned_sites import fuse_sites
 from gac.models.sites import Site
 from gac.plan.costs import floored, ns_of
-from gac.plan.engines import ENGINES, TRANSFORMERS, Step
+from gac.plan.engines import ENGINES, TRANSFORMERS, VLLM, Step
 from gac.plan.recipe import Deployment, Recipe
 from gac.plan.summary import profile_command
+from gac.profiling.shipped import other_tables
 from gac.profiling.table import Profile
-from gac.schemes import Scheme
+from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 
 
 def total(sets: Sequence[CandidateSet], column: str) -> int | None:
@@ -31,10 +34,12 @@ class DenseModel:
     """The dense model as engines run it: weights of one input share a GEMM, however a plan runs them.
 
     Attributes:
-        sets: its sites, with one candidate each.
+        sites: with weights of one input as one site.
+        sets: one candidate for each site.
         timing: the latencies of a plan's choices too.
     """
 
+    sites: Sequence[Site]
     sets: Sequence[CandidateSet]
     timing: Timing
 
@@ -50,7 +55,8 @@ class DenseModel:
         """Look up the latencies of sites, with whole steps in the engine by workload where they are known."""
         gpus, engine = deployment.tensor_parallel, ENGINES[deployment.engine or TRANSFORMERS.name]
         timing = (Timing if gpus == 1 else SplitTiming)(profile, deployment.parsed, gpus, engine, steps)
-        return cls([dense_candidate(site, timing, scheme) for site in fuse_sites(sites, optional=True)], timing)
+        fused = fuse_sites(sites, optional=True)
+        return cls(fused, [dense_candidate(site, timing, scheme) for site in fused], timing)
 
     @cached_property
     def gemms_ns(self) -> tuple[int | None, ...]:
@@ -80,17 +86,19 @@ class DenseModel:
         """Return a cost; raise ``ProfileError`` where it is a latency that the profile lacks.
 
         Args:
-            recipe: for the command in the error, which measures what the recipe's engine runs.
+            recipe: for the error: the command that measures what the recipe's engine runs, and the shipped table that
+                has it.
         """
         latencies = dict(zip(map(ns_of, self.timing.workloads), self.latency_ns, strict=True))
         if (amount := latencies[column] if column in latencies else total(self.sets, column)) is None:
             site = next(rows.site for rows in self.sets if rows.cost(column)[0] == UNKNOWN)
             command = profile_command("NAME", recipe, *map(str, self.timing.workloads))
+            shipped = shipped_table(self.sites, self.timing.profile, recipe)
             raise ProfileError(
                 f"the profile lacks the latency of {site} for {column.removeprefix('ns:')}",
                 "known latencies, since latency is limited",
                 f"Measure this model's shapes with {command}, or plan without a limit of latency: latency='any' "
-                "(--latency any).",
+                f"(--latency any).{shipped}",
             )
         return amount
 
@@ -104,3 +112,33 @@ class DenseModel:
             limit = floored(share, self.amount(column, recipe)) - self.rest_of(column)
             limits[column] = max(limit, total(self.sets, column) or 0) if share == 1 else limit
         return limits
+
+
+def dense_by_scheme(sites: Sequence[Site], profile: Profile, recipe: Recipe) -> dict[str, DenseModel]:
+    """Return the dense model in 16 bits, and in each scheme of a recipe: of the sites that can be stored in it."""
+    run, models = recipe.deployment, dict[str, DenseModel]()
+    engine = ENGINES[run.engine or TRANSFORMERS.name]
+    for name in dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes)):
+        stored = partial(runnable_dims, DENSE, scheme_named(name), gpus=run.tensor_parallel, engine=engine)
+        storable = [site for site in sites if all(len(stored(each, full_dim(each))) for each in site.weights)]
+        models[name] = DenseModel.of(storable, profile, run, scheme=scheme_named(name))
+    return models
+
+
+def shipped_table(sites: Sequence[Site], profile: Profile | None, recipe: Recipe | None) -> str:
+    """Name another shipped table that has the latencies of a recipe's dense model, in its schemes, for all workloads.
+
+    Returns:
+        A sentence with the options that choose the table, after a space. Empty where there is no such table.
+    """
+    if profile is None or recipe is None:
+        return ""
+    space, run = recipe.space, recipe.deployment
+    engines = [run.engine, *([VLLM.name] if VLLM.unserved(space.forms, space.schemes) is None else [])]
+    for table in other_tables(profile):
+        for engine in dict.fromkeys(engines):
+            models = dense_by_scheme(sites, table, replace(recipe, deployment=replace(run, engine=engine)))
+            if all(None not in model.latency_ns for model in models.values()):
+                name, option = table.path.stem, "" if engine == run.engine else f" --engine {engine}"
+                return f" The shipped table {name}, of {table.header.gpu}, has it: --profile {name}{option}."
+    return ""

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +10,15 @@ import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import zip_candidates
-from gac.allocation.dense import DenseModel, total
-from gac.allocation.dims import check_forms_divide, full_dim, runnable_dims
+from gac.allocation.dense import DenseModel, dense_by_scheme, shipped_table, total
+from gac.allocation.dims import check_forms_divide
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import BF16, DTYPE, Timing, has_attention_latency
 from gac.allocation.rules import RULES
 from gac.allocation.split_latencies import check_collectives
 from gac.allocation.whole_model import in_fractions
 from gac.core.errors import BudgetError, GacError, ModelError, PlanError, ProfileError
-from gac.forms import DEFAULT_FORMS, DENSE, FORMS, Form, form_named
+from gac.forms import DEFAULT_FORMS, FORMS, Form, form_named
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit, fuse_sites
 from gac.forms.tensor_parallel import check_splits
@@ -103,6 +102,7 @@ def resolve(
     resolved = speed_defaults(replace(recipe, refit=refit), sites, profile)
     steps = steps if engine is VLLM else {}
     check_reachable(sites, resolved, profile, steps, others)
+    profile_used = replace(profile_used, note=profile_used.note + _lacking(sites, profile, resolved))
     return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used, steps)
 
 
@@ -211,11 +211,7 @@ def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> R
         check_forms_divide(sites, recipe.space, run.tensor_parallel)
         if limits.latency != {}:
             check_collectives(profile, run, sites)
-    models, engine = dict[str, DenseModel](), ENGINES[run.engine or TRANSFORMERS.name]
-    for name in dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes)):
-        stored = partial(runnable_dims, DENSE, scheme_named(name), gpus=run.tensor_parallel, engine=engine)
-        storable = [site for site in sites if all(len(stored(each, full_dim(each))) for each in site.weights)]
-        models[name] = DenseModel.of(storable, profile, run, scheme=scheme_named(name))
+    models = dense_by_scheme(sites, profile, recipe)
     known = {
         name: [str(workload) for workload, ns in zip(run.parsed, model.latency_ns, strict=True) if ns is not None]
         for name, model in models.items()
@@ -223,7 +219,7 @@ def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> R
     forms, timing = [*map(form_named, recipe.space.forms)], models[DEFAULT_SCHEME].timing
     untimed = [form for form in forms if not (form.latency.timed or has_attention_latency(timing, form, sites))]
     if limits.latency or slack:
-        _check_timed(recipe, sites, known, untimed)
+        _check_timed(recipe, sites, profile, known, untimed)
     timed = not untimed and all(in_scheme == known[DEFAULT_SCHEME] for in_scheme in known.values())
     if slack is None:
         slack = SLACK if exact and not limits.latency and timed else 0.0
@@ -232,8 +228,21 @@ def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> R
     return replace(recipe, limits=limits, slack=slack)
 
 
+def _lacking(sites: Sequence[Site], profile: Profile, recipe: Recipe) -> str:
+    """Return the shipped table that has what the profile lacks, to follow the reason for the profile."""
+    models = dense_by_scheme(sites, profile, recipe).values()
+    columns = zip(recipe.deployment.workloads, *(model.latency_ns for model in models), strict=True)
+    unknown = [workload for workload, *latency_ns in columns if None in latency_ns]
+    shipped = shipped_table(sites, profile, recipe) if unknown else ""
+    return f"; it lacks {', '.join(unknown)}.{shipped}".removesuffix(".") if shipped else ""
+
+
 def _check_timed(
-    recipe: Recipe, sites: Sequence[Site], known: Mapping[str, Sequence[str]], untimed: Sequence[Form]
+    recipe: Recipe,
+    sites: Sequence[Site],
+    profile: Profile,
+    known: Mapping[str, Sequence[str]],
+    untimed: Sequence[Form],
 ) -> None:
     """Refuse a limit of latency, or loss for speed, where the profile lacks a scheme or the latency of a form."""
     workloads = recipe.deployment.workloads
@@ -244,7 +253,7 @@ def _check_timed(
             raise ProfileError(
                 f"a limit of latency for {lacking[0]} with scheme {name}, which the profile does not have",
                 f"schemes that it was measured in, such as {DEFAULT_SCHEME}",
-                f"Measure it with {command}, or plan without one of the two.",
+                f"Measure it with {command}, or plan without one of the two.{shipped_table(sites, profile, recipe)}",
             )
     if untimed:
         form, remedy = untimed[0], "Leave the form out, or plan without the limit."

@@ -9,17 +9,19 @@ import pytest
 
 from gac.allocation.decide import attach_single_gpu_comparison, decide
 from gac.allocation.problem import Problem, as_knapsack
-from gac.allocation.resolve import speed_defaults
+from gac.allocation.resolve import resolve, speed_defaults
 from gac.core.errors import ModelError, ProfileError
 from gac.core.workloads import Workload
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.planned_sites import as_planned
-from gac.models.shapes import Shapes
+from gac.models.shapes import SHAPES, Shapes
 from gac.plan.costs import PARAMS, ns_of
-from gac.plan.plan import Plan
+from gac.plan.plan import Plan, ProfileUsed
 from gac.plan.recipe import Recipe
 from gac.plan.summary import profile_command
+from gac.profiling.folders import find_profile
 from gac.profiling.sweeps.coverage import WORKLOADS
+from gac.profiling.table import Profile
 from gac_extensions.lab.shapes.models import planner_of_shapes
 from tests.allocation.small_problems import PREFILL, problem, profile, rows
 
@@ -134,3 +136,32 @@ def test_rows_that_the_table_lacks_stay_unknown() -> None:
     (only,) = plan.workloads
     assert (only.plan_ns, only.unknown) == (None, len(plan.weights))
     assert "unknown, the profile lacks the shapes of 14 weights" in plan.summary()
+
+
+def resolved_note(model: str, **options: Any) -> str:
+    used = ProfileUsed("NVIDIA H100 80GB HBM3", "0" * 64, "asked for")
+    return resolve(Recipe.of(0.8, **options), SHAPES[model], Profile.load(TABLE), used).profile.note
+
+
+def test_the_shipped_table_that_has_an_unknown_latency_is_named() -> None:
+    sixteen = {"workloads": "decode:16@1024", "schemes": "w4a16"}
+    h100, h200 = (f" The shipped table {name}" for name in (f"{TABLE}-schemes, of NVIDIA H100", "nvidia-h200-vllm, of"))
+    note = resolved_note("llama-3-8b", **sixteen)
+    assert note.startswith(f"asked for; it lacks decode:16@1024.{h100}")
+    assert note.endswith(f"has it: --profile {TABLE}-schemes")
+    with pytest.raises(ProfileError, match=f"with scheme w4a16, which .*{h100}"):
+        resolved_note("llama-3-8b", **sixteen, latency=0.9)
+    with pytest.raises(ProfileError, match=f"lacks the latency of .*{h200} NVIDIA H200, has it: --profile "):
+        resolved_note("llama-3-8b", workloads="decode:16@1024", engine="vllm", latency=1.0)
+    assert resolved_note("llama-3-8b") == "asked for"
+    assert resolved_note("smollm2", workloads="decode:3@777") == "asked for"  # no shipped table has 3 rows
+
+
+def test_the_engine_of_the_shipped_table_is_named() -> None:
+    table = replace(FALLING, profile=profile([])).profile
+    recipe = Recipe.of(0.8, workloads="decode:64@1024", latency=0.9)
+    options = "--profile nvidia-h200-vllm --engine vllm"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gac.profiling.shipped.shipped_profiles", lambda: [find_profile("nvidia-h200-vllm")])
+        with pytest.raises(ProfileError, match=f"lacks the latency of .*has it: {options}"):
+            resolve(recipe, SHAPES["llama-3-8b"], table, ProfileUsed("NVIDIA Test GPU", "2" * 64, "asked for"))

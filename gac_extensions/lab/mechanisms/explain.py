@@ -16,6 +16,7 @@ from gac.core.errors import ProfileError
 from gac.profiling.operators import OPERATORS
 from gac.profiling.operators.base import Operator
 from gac.profiling.records import Header, Launch
+from gac.profiling.shipped import other_tables
 from gac.profiling.table import Profile, Sweep
 from gac_extensions.lab.cliffs import Cliffs, find_cliffs
 from gac_extensions.lab.mechanisms.causes import Cause, Run, cause_between, runs_of
@@ -171,17 +172,41 @@ def _sweep(
 
 
 def _not_measured(profile: Profile, sweep: Sweep, dim: int) -> str:
-    """The clause of a dim that was not measured: its latency as plans look it up, and the source of that."""
-    operator, dtype, dims = sweep.operator, sweep.dtype, np.array([dim])
+    """The clause of a dim that was not measured: its latency as plans look it up, and the source of that.
+
+    Where it is unknown, the shipped table that has it is named.
+    """
+    operator, dtype = sweep.operator, sweep.dtype
     if not profile.measured_in(operator, dtype):
-        return f"is unknown: the table has no {operator} in {dtype}"
-    along = operator, dict(sweep.fixed), sweep.axis, dims, dtype
-    for source, ns in (("interpolated", profile.latency(*along)[0][0]), ("modelled", profile.modelled(*along)[0])):
-        if ns > 0:
-            return f"was not measured: {source}, {ns / 1e3:.1f} us"
+        return f"is unknown: the table has no {operator} in {dtype}{_elsewhere(profile, sweep, dim)}"
+    if (known := _looked_up(profile, sweep, dim)) is not None:
+        source, ns = known
+        return f"was not measured: {source}, {ns / 1e3:.1f} us"
     axes = OPERATORS.get(operator).axes
     shape = tuple((dict(sweep.fixed) | {sweep.axis: dim})[axis] for axis in axes)
-    return f"was not measured, and its latency is unknown: {profile.model.gap(operator, dtype, axes, shape)}"
+    gap = f"{profile.model.gap(operator, dtype, axes, shape)}{_elsewhere(profile, sweep, dim)}"
+    return f"was not measured, and its latency is unknown: {gap}"
+
+
+def _looked_up(profile: Profile, sweep: Sweep, dim: int) -> tuple[str, int] | None:
+    """The latency of a dim as plans look it up, in ns, and its source; None where it is unknown."""
+    along = sweep.operator, dict(sweep.fixed), sweep.axis, np.array([dim]), sweep.dtype
+    ns, measured = profile.latency(*along)
+    if ns[0] > 0:
+        return "measured" if measured[0] else "interpolated", int(ns[0])
+    modelled = int(profile.modelled(*along)[0])
+    return ("modelled", modelled) if modelled > 0 else None
+
+
+def _elsewhere(profile: Profile, sweep: Sweep, dim: int) -> str:
+    """The shipped table that has a latency, to follow why another one lacks it.
+
+    Without sizes of the other axes any table will do that has the operator in this dtype.
+    """
+    for table in other_tables(profile):
+        if table.measured_in(sweep.operator, sweep.dtype) and (not sweep.fixed or _looked_up(table, sweep, dim)):
+            return f"; the shipped table {table.path.stem}, of {table.header.gpu}, has it"
+    return ""
 
 
 class _Inspection:

@@ -78,7 +78,11 @@ def test_a_shape_without_a_latency_is_unknown(profile) -> None:
         said = explain("low_rank", dim, profile, fixed=fixed).summary
         assert "was not measured, and its latency is unknown: " in said
         assert f"{gap}; " in said
-    assert "is unknown: the table has no served_low_rank in bf16; " in explain("served_low_rank", 8, profile).summary
+    for fixed in (None, {"m": 16, "k": 4096, "n": 14336}):
+        said = explain("served_low_rank", 1024, profile, fixed=fixed).summary
+        assert "the table has no served_low_rank in bf16; the shipped table nvidia-h200-vllm, of NVIDIA H200, " in said
+    said = explain("served_low_rank", 1024, profile, fixed={"m": 3, "k": 4096, "n": 14336}).summary
+    assert "the table has no served_low_rank in bf16; breaks" in said
 
 
 def test_a_shape_that_the_table_lacks_is_modelled() -> None:
