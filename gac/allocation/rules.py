@@ -58,5 +58,7 @@ RULES: Registry[Rule] = Registry(
         "sensitivity": "gac_extensions.baselines.rules:Sensitivity",
     },
     lambda rule: check_contract("rule", rule, (), Rule),
+    group="gac.rules",
 )
-"""Every rule by name; those that give ranks also round them, as in ``uniform:down8``."""
+"""Every rule by name; those that give ranks also round them, as in ``uniform:down8``. Packages add theirs by entry
+points of the group ``gac.rules``."""

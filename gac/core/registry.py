@@ -1,15 +1,19 @@
 """Registries of forms, schemes, methods, rules and operators: by name or as an object.
 
 Shipped objects are named by their place, ``module:attribute``, and imported when they are first used. So names can be
-listed without torch, and rooms that the core does not import can still be found by name.
+listed without torch, and rooms that the core does not import can still be found by name. Objects of other packages can
+be found likewise, by entry points.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pkgutil import resolve_name
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gac.core.errors import GacError, did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -21,13 +25,21 @@ class Registry(Generic[T]):
 
     A name may have a parameter after a colon (``asvd:0.5``): the object of the name before the colon makes the one
     with that parameter, by its method ``with_parameter(text)``.
+
+    Installed packages add objects, or classes without arguments, by entry points of the ``group``, where there is one.
+    A package's code runs when its name is first asked for.
     """
 
     def __init__(
-        self, seam: str, shipped: Mapping[str, str], check: Callable[[Any], None], error: type[GacError] = GacError
+        self,
+        seam: str,
+        shipped: Mapping[str, str],
+        check: Callable[[Any], None],
+        error: type[GacError] = GacError,
+        group: str | None = None,
     ) -> None:
         self._seam, self._shipped, self.check, self._error = seam, dict(shipped), check, error
-        self._known: dict[str, T] = {}
+        self._group, self._known = group, dict[str, T]()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -43,9 +55,11 @@ class Registry(Generic[T]):
         """
         if not isinstance(name, str):
             return self.register(name)
+        kind, colon, parameter = name.partition(":")
+        if kind not in self.names:
+            self._register_installed(kind)
         if name in self._known:
             return self._known[name]
-        kind, colon, parameter = name.partition(":")
         if name in self._shipped:
             shipped: Any = resolve_name(self._shipped[name])
             self._known[name] = shipped() if isinstance(shipped, type) else shipped
@@ -53,9 +67,32 @@ class Registry(Generic[T]):
         if colon and kind in self.names and (make := getattr(self.get(kind), "with_parameter", None)):
             parametrised: T = make(parameter)
             return parametrised
-        names = (*self.names, *also)
+        names = dict.fromkeys((*self.names, *self._installed(), *also))
         remedy = did_you_mean(name, names, f"Correct the name, or register your own {self._seam}.")
         raise self._error(f"{self._seam} {name!r} is unknown", f"one of {', '.join(names)}", remedy)
+
+    def _installed(self) -> "dict[str, EntryPoint]":
+        if self._group is None:
+            return {}
+        from importlib.metadata import entry_points  # takes longer than the rest of this module
+
+        return {point.name: point for point in entry_points(group=self._group)}
+
+    def _register_installed(self, name: str) -> None:
+        if (point := self._installed().get(name)) is None:
+            return
+        source = f"{self._seam} {name!r} of an installed package, {point.value}"
+        try:
+            loaded: Any = point.load()
+            entry = loaded() if isinstance(loaded, type) else loaded
+        except (ImportError, AttributeError, TypeError) as failure:
+            expected = f"an object, or a class without arguments, for the entry point of {self._group}"
+            raise self._error(f"{source}: {failure}", expected, "Repair or uninstall the package.") from failure
+        self.check(entry)
+        if entry.name != name:
+            problem, expected = f"{source}, which calls itself {entry.name!r}", "the same name in both places"
+            raise self._error(problem, expected, "Rename the entry point or the object.")
+        self.register(entry)
 
     def name(self, entry: str | T) -> str:
         """Return the name under which ``get`` finds this again; raises as it does."""

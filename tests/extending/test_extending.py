@@ -1,9 +1,12 @@
 """Contracts of every shipped form, scheme, method and rule, of examples written outside GAC, and what breaks them."""
 
+import builtins
+import dis
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -20,11 +23,13 @@ from gac.forms.base import KVCache, Latency
 from gac.forms.curvature.registry import METHODS
 from gac.forms.head_dim import HeadDim
 from gac.models.sites import Weight
+from gac.runtime.modules import KINDS
 from gac.runtime.plain import modeling_gac
 from gac.runtime.storage.base import Storage
 from gac.runtime.storage.modules import STORAGES
 from gac.schemes import SCHEMES, Scheme, StorageSpec
 from gac.testing import check_form, check_method, check_rule, check_scheme
+from tests.cli.commands import answer, refused
 from tests.extending.a_form import Picked, PickedLinear, PickedTensors
 from tests.extending.a_method import Fwsvd
 from tests.extending.a_rule import Tapered
@@ -114,13 +119,54 @@ def test_a_form_and_a_scheme_of_ones_own(through: Callable[..., tuple[gac.Plan, 
             assert torch.equal(parameter, scheme.quantised(parameter))
 
 
+def test_a_rule_of_an_installed_package_is_named_on_the_command_line(
+    directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "packages" / "rules-1.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Name: rules\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[gac.rules]\ntapered = tests.extending.a_rule:Tapered\n")
+    asked = ("allocate", directory, "--calibration", f"{text_file}:2x64", "--rule", "tapered:down8")
+    assert "rule 'tapered:down8' is unknown; expected one of loss, " in refused(*asked, "-o", tmp_path / "plan.json")
+    monkeypatch.syspath_prepend(str(package.parent))
+    plan = answer(*asked, "-o", tmp_path / "plan.json")
+    assert plan["certificate"]["method"] == plan["recipe"]["rule"] == "tapered:down8"
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+def snippets(text: str) -> list[str]:
+    return re.findall(r"^```py\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
 def test_the_page_shows_these_files() -> None:
-    folder = Path(__file__).parent
-    page = (folder.parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
-    files = [path.read_text(encoding="utf-8") for path in folder.glob("a_*.py")]
-    shown = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert len(shown) >= len(files) == 4
-    assert [block for block in shown if not any(block.strip() in file for file in files)] == []
+    files = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("a_*.py")]
+    assert len(snippets(PAGE)) >= len(files) == 4
+    assert [block for block in snippets(PAGE) if not any(block.strip() in file for file in files)] == []
+
+
+def globals_read(code: CodeType) -> Iterator[str]:
+    """The names of a module that its code reads, functions and all."""
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
+            yield step.argval
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from globals_read(inner)
+
+
+SECTIONS = [section for section in PAGE.split("\n## ") if snippets(section)]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.partition("\n")[0])
+def test_the_snippets_of_a_section_import_what_they_use(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "PickedLinear", KINDS["PickedLinear"])
+    code = compile("\n\n".join(snippets(section)), "extending.md", "exec")
+    module = {"__name__": "extending"}
+    exec(code, module)
+    of_classes = {"__annotations__", "__module__", "__qualname__"}
+    assert {*globals_read(code)} - {*module, *vars(builtins), *of_classes} == set()
 
 
 def changed(base: type, **members: Any) -> Any:
