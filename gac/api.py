@@ -14,7 +14,7 @@ from gac.allocation.decide import attach_single_gpu_comparison
 from gac.allocation.frontier import Frontier, check_frontier_recipe, check_limited
 from gac.allocation.frontier import frontier as solve_frontier
 from gac.allocation.problem import Problem
-from gac.allocation.resolve import check_shots, resolve
+from gac.allocation.resolve import check_shots, resolve, without_needless_runs
 from gac.allocation.rules import RULES, Rule
 from gac.allocation.whole_model import untargeted
 from gac.checkpoint.load import load
@@ -170,6 +170,7 @@ def allocate(
     profile, profile_used = select_profile(request.profile, request.recipe.deployment.engine)
     others = untargeted(model, request.recipe.space) if request.recipe.limits.has_sizes else {}
     resolved = resolve(request.recipe, load_config(model), profile, profile_used, others)
+    resolved = without_needless_runs(resolved, profile)
     rule = RULES.get(resolved.recipe.rule)
     opened = measuring(
         model,

@@ -121,6 +121,22 @@ def test_profiles_of_other_hardware(small: Small, caplog: Any, monkeypatch: pyte
         small.allocate(0.8, profile=None)
 
 
+def test_a_form_that_the_dense_model_makes_needless_is_not_measured(
+    small: Small, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"forms": ("low_rank", "skip"), "fuse": "auto", "latency": "any"}
+    with monkeypatch.context() as patch, caplog.at_level(logging.INFO, logger="gac"):
+        patch.setattr("gac.measurement.curves._measure_by_runs", None)
+        plan = small.allocate(1.0, **asked)
+    assert "the dense model is within every limit: form skip is not measured" in caplog.text
+    assert plan.recipe.space.forms == ("low_rank",)
+    assert {weight.form for weight in plan.weights} == {"dense"}
+    with monkeypatch.context() as patch:
+        patch.setattr("gac.api.without_needless_runs", lambda resolved, _profile: resolved)
+        assert small.allocate(1.0, **asked).weights == plan.weights
+    assert "skip" in small.allocate(0.7, **asked).recipe.space.forms
+
+
 def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
     plan = small.allocate(0.7)
     assert [(w.dense_ns, w.plan_ns, w.unknown) for w in plan.workloads] == [(None, None, 14)] * 2

@@ -1,5 +1,6 @@
 """Complete a recipe: decide every default for one model and one latency table, before anything is measured."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -45,6 +46,8 @@ from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 if TYPE_CHECKING:
     from gac.forms.curvature.methods import Method
+
+logger = logging.getLogger("gac")
 
 SLACK = 0.003
 """Default fraction of the least loss that may be lost more for speed."""
@@ -104,6 +107,26 @@ def resolve(
     check_reachable(sites, resolved, profile, steps, others)
     profile_used = replace(profile_used, note=profile_used.note + _lacking(sites, profile, resolved))
     return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used, steps)
+
+
+def without_needless_runs(resolved: ResolvedRecipe, profile: Profile) -> ResolvedRecipe:
+    """Leave out the forms that need runs of the model to be measured, where the dense model is within every limit.
+
+    No choice loses less than the dense one, so these forms would be measured in vain. Where GAC's plugin serves the
+    dense model faster than the engine does, a limit below 1 can be met so.
+    """
+    recipe, space, run = resolved.recipe, resolved.recipe.space, resolved.recipe.deployment
+    needless = [name for name in space.forms if form_named(name).loss.needs_forward_runs]
+    is_exact = recipe.rule == "loss" and not resolved.method.forms
+    if not needless or not is_exact or not run.fuse or space.schemes != (DEFAULT_SCHEME,):
+        return resolved
+    dense = DenseModel.of(resolved.sites, profile, run, resolved.steps)
+    if any((total(dense.sets, column) or 0) > limit for column, limit in dense.allowed(recipe).items()):
+        return resolved
+    logger.info("the dense model is within every limit: form %s is not measured", ", ".join(needless))
+    space = replace(space, forms=tuple(name for name in space.forms if name not in needless))
+    sites = as_planned(resolved.targeted, space.forms, run.fuse)
+    return replace(resolved, recipe=replace(recipe, space=space), sites=sites)
 
 
 def _check_engine(engine: Engine, space: Space, run: Deployment) -> None:

@@ -19,7 +19,7 @@ from gac.allocation.dims import runnable_dims
 from gac.allocation.frontier import frontier
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import Problem
-from gac.allocation.resolve import engine_steps, resolve
+from gac.allocation.resolve import engine_steps, resolve, without_needless_runs
 from gac.allocation.rules import RULES
 from gac.allocation.split_latencies import SplitTiming
 from gac.core.errors import BudgetError, GacError, PlanError, ProfileError
@@ -92,6 +92,24 @@ def table_of(
 @pytest.fixture(scope="module")
 def table() -> Profile:
     return table_of(1.25)
+
+
+@pytest.mark.parametrize(
+    ("options", "forms"),
+    [
+        ({"latency": 0.9}, ("low_rank", "narrow")),  # the plugin serves the dense model in 0.845 of the engine's time
+        ({"latency": 0.8}, ("low_rank", "narrow", "skip")),
+        ({"latency": 0.9, "budget": 0.9}, ("low_rank", "narrow", "skip")),
+        ({"latency": 0.9, "kv_cache": 0.9, "forms": ("low_rank", "skip")}, ("low_rank", "skip")),
+        ({"latency": 0.9, "schemes": ("bf16", "w4a16")}, ("low_rank", "narrow", "skip")),
+    ],
+)
+def test_blocks_are_not_left_out_in_vain(options: dict[str, Any], forms: tuple[str, ...]) -> None:
+    """Where the dense model is within the limits, no form is measured by runs of the model."""
+    recipe = Recipe.of(**{"budget": 1.0, "workloads": "decode:1@1024", "engine": "vllm"} | options)
+    table = Profile.load("nvidia-h200-vllm")
+    resolved = resolve(recipe, SHAPES["llama-3-8b"], table, USED)
+    assert without_needless_runs(resolved, table).recipe.space.forms == forms
 
 
 def test_few_rows_run_in_the_engine_s_kernels() -> None:
