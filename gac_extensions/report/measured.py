@@ -1,4 +1,4 @@
-"""What was measured of a plan's model on texts, from the document that ``gac eval --against`` writes."""
+"""Perplexities that were measured of the model of a plan, from the document that ``gac eval --against`` writes."""
 
 import json
 from collections.abc import Mapping
