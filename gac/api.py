@@ -16,7 +16,6 @@ from gac.allocation.frontier import frontier as solve_frontier
 from gac.allocation.problem import Problem
 from gac.allocation.resolve import check_shots, resolve, without_needless_runs
 from gac.allocation.rules import RULES, Rule
-from gac.allocation.whole_model import untargeted
 from gac.checkpoint.load import load
 from gac.checkpoint.planned import PlannedModel, attach_plan, planned
 from gac.compression.apply import changed_sites, describe, planned_sites
@@ -47,6 +46,7 @@ from gac.measurement.session import (
 from gac.measurement.text import TextSpec
 from gac.measurement.text import check_text as check_named_text
 from gac.measurement.texts import CalibrationText, Texts
+from gac.measurement.untargeted import untargeted
 from gac.models.families import family_of
 from gac.models.loading import is_checkpoint, load_config
 from gac.models.modules import cast, swap_in

@@ -65,7 +65,7 @@ def resolve(
     Args:
         config: the model's, or the shapes of a known model.
         profile_used: what the plan records of the profile.
-        others: what is not targeted, by cost (``gac.allocation.whole_model.untargeted``), where limits are sizes.
+        others: what is not targeted, by cost (``gac.measurement.untargeted``), where limits are sizes.
 
     Raises:
         GacError: options that exclude each other, or that do not fit the model; a limit that no choice can meet.

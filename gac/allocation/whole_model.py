@@ -2,71 +2,17 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from gac.core.errors import BudgetError, ModelError
+from gac.core.errors import BudgetError
 from gac.models.sites import Site
 from gac.plan.costs import BYTES, COSTS, PARAMS, fraction_of
-from gac.plan.evidence import RoundedHead
-from gac.plan.recipe import Recipe, Space
+from gac.plan.recipe import Recipe
 from gac.plan.sizes import SIZED, size_of, size_text
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from transformers import PreTrainedModel
-
 logger = logging.getLogger("gac")
-
-
-def untargeted(model: "PreTrainedModel | str | Path", space: Space) -> dict[str, int]:
-    """Count what no choice changes, as plans count it (``PlanRecord.model_bytes``): embeddings, head, norms, biases.
-
-    No weights are read.
-
-    Returns:
-        Parameters and bytes by cost: tied weights once, in 16 bits, with the head that rotation unties, and embedding
-        and head in ``space.head``.
-
-    Raises:
-        ModelError: there is no such model, or its architecture is not supported.
-    """
-    from gac.measurement.embeddings import embedding_shapes
-    from gac.models.families import family_of
-    from gac.models.rotation import untied_by_rotation
-
-    dense = _without_weights(model)
-    sites = family_of(dense.config).sites(dense.config)
-    params = sum(values.numel() for values in dense.parameters()) - _dense(sites)[PARAMS]
-    untied = untied_by_rotation(dense) if space.rotate else 0
-    params, plain = params + untied, scheme_named(DEFAULT_SCHEME)
-    if space.head == DEFAULT_SCHEME:
-        return {PARAMS: params, BYTES: plain.bytes(1, params)}
-    shapes = embedding_shapes(dense)
-    head = RoundedHead(space.head, shapes * 2 if untied else shapes, 0.0)
-    return {PARAMS: params, BYTES: plain.bytes(1, params - head.params) + head.bytes}
-
-
-def _without_weights(model: "PreTrainedModel | str | Path") -> Any:
-    import torch
-    from transformers import PreTrainedModel
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    from gac.models.loading import load_config
-    from gac.models.packaged import PACKAGED
-
-    if isinstance(model, PreTrainedModel):
-        return model
-    packaged = PACKAGED.get(str(model))
-    config = packaged.config() if packaged else load_config(model)
-    if (architecture := cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None))) is None:
-        problem = f"{model}, with a size of the whole model as a limit"
-        raise ModelError(problem, "a dense model of transformers, whose weights can be counted", "Give a fraction.")
-    with torch.device("meta"):
-        return architecture._from_config(deepcopy(config))
 
 
 def _dense(sites: Sequence[Site]) -> dict[str, int]:
@@ -80,7 +26,7 @@ def in_fractions(recipe: Recipe, sites: Sequence[Site], others: Mapping[str, int
 
     Args:
         sites: all that are targeted.
-        others: what ``untargeted`` counts.
+        others: what ``gac.measurement.untargeted`` counts.
 
     Raises:
         BudgetError: the weights that are not targeted take the size alone.

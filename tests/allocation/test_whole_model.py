@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import gac
-from gac.allocation.whole_model import in_fractions, untargeted
+from gac.allocation.whole_model import in_fractions
 from gac.core.errors import BudgetError, GacError, PlanError
+from gac.measurement.untargeted import untargeted
 from gac.models.families import family_of
 from gac.plan.costs import floored, fraction_of
 from gac.plan.plan import Plan
