@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from gac.compression.apply import build_modules, changed_sites, planned_sites
 from gac.compression.rounding import store
-from gac.core.linalg import check_measured
-from gac.measurement.calibration import CalibrationRun
+from gac.measurement.calibration import CalibrationRun, decoder_layers, group_by_layer
 from gac.measurement.curves import fit_layers
-from gac.measurement.runs import TOKENS, diverged, predicted, window_loss
+from gac.measurement.runs import TOKENS, ModelRuns, sampled, window_loss
 from gac.measurement.text import Windows
 from gac.models.families import family_of
-from gac.models.modules import frozen, input_device, swapped
+from gac.models.modules import frozen, input_device
 from gac.models.plain import is_in_memory
 from gac.plan.evidence import CalibrationPart
 from gac.plan.plan import Plan, TextPrediction
@@ -35,9 +34,9 @@ CPU_TOKENS = 2048
 ROUNDS = 6
 """Plans of which the one with the least loss on its worst text is taken."""
 EVEN = 0.02
-"""Share of the mean loss: where the worst text loses less than so much more, no further weights are tried."""
+"""No further weights are tried once the worst text loses at most this share more than the mean."""
 RATE = 2.0
-"""Step of the logarithm of a text's share, for each multiple of the mean loss that it loses more."""
+"""A text that loses twice the mean gets a share that is larger by a factor of e to this."""
 
 Choose = Callable[[Sequence[float]], tuple[Plan, CalibrationRun]]
 """Makes the plan for some weights of the texts; () for those that the recipe asks for."""
@@ -94,7 +93,7 @@ def with_predictions(run: CalibrationRun, plan: Plan, check: Windows | None = No
         logger.info("no loss is predicted by text, for the model is not all in memory")
         return plan
     texts, modules = _texts(run, plan, check), _modules(run, plan)
-    divergences = run.ranks.once(lambda: [_divergence(run.model, text.windows, modules) for text in texts])
+    divergences = run.ranks.once(lambda: _divergences(run, texts, modules))
     shares = [text.share for text in texts]
     mean = fsum(map(float.__mul__, shares, divergences)) / fsum(shares)
     losses = [plan.prediction.loss * (divergence / mean if mean else 1.0) for divergence in divergences]
@@ -118,21 +117,17 @@ class _Text:
 def _texts(run: CalibrationRun, plan: Plan, check: Windows | None) -> list[_Text]:
     """List the calibration texts, also a single one, and the check text."""
     calibration, texts = plan.measured.calibration, list[_Text]()
+    tokens = CPU_TOKENS if input_device(run.model).type == "cpu" else TOKENS
     numbers = [text.windows for text in run.texts] or [tuple(range(len(run.windows)))]
     for part, of_text in zip(calibration.texts, numbers, strict=True):
         loss = calibration.loss if part.loss is None else part.loss
-        texts.append(_Text(part.text, _few(run.windows[list(of_text)], run.model), _share(part), loss))
+        texts.append(_Text(part.text, sampled(run.windows[list(of_text)], tokens), _share(part), loss))
     if check is not None:
-        windows = _few(check.ids, run.model)
+        windows = sampled(check.ids, tokens)
         with frozen(run.model), torch.no_grad():
             losses = [float(window_loss(run.model, ids, f"a window of {check.name}")) for ids in windows]
         texts.append(_Text(check.name, windows, 0.0, fsum(losses) / (windows.numel() - len(windows))))
     return texts
-
-
-def _few(windows: Tensor, model: nn.Module) -> Tensor:
-    tokens = CPU_TOKENS if input_device(model).type == "cpu" else TOKENS
-    return windows[:: -(-windows.numel() // max(tokens, windows.shape[1]))]
 
 
 def _modules(run: CalibrationRun, plan: Plan) -> dict[str, nn.Module]:
@@ -145,14 +140,8 @@ def _modules(run: CalibrationRun, plan: Plan) -> dict[str, nn.Module]:
     return {name: store(schemes[name], module) for name, module in modules.items()}
 
 
-def _divergence(model: nn.Module, windows: Tensor, modules: Mapping[str, nn.Module]) -> float:
-    with frozen(model), torch.no_grad():
-        lost = torch.stack([_lost(model, ids, modules) for ids in windows]).mean()
-    check_measured(lost, f"the divergence of the plan is {lost.item()}", "a finite one")
-    return float(lost)
-
-
-def _lost(model: nn.Module, ids: Tensor, modules: Mapping[str, nn.Module]) -> Tensor:
-    dense = predicted(model, ids)
-    with swapped(model, modules):
-        return diverged(dense, predicted(model, ids))
+def _divergences(run: CalibrationRun, texts: Sequence[_Text], modules: Mapping[str, nn.Module]) -> list[float]:
+    if not modules:
+        return [0.0] * len(texts)
+    layers = decoder_layers(run.model, group_by_layer(family_of(run.model.config).sites(run.model.config)))
+    return [ModelRuns(run.model, layers, text.windows, [], every=True).divergence(modules) for text in texts]

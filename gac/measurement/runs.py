@@ -84,12 +84,13 @@ def _logits(model: nn.Module, ids: Tensor) -> Tensor:
     return logits.float()
 
 
-def sampled(windows: Tensor) -> Tensor:
-    return windows[:: _step(windows)]
+def sampled(windows: Tensor, tokens: int | None = None) -> Tensor:
+    """Take windows in even steps, with so many tokens in all, one at least; ``TOKENS`` where none are named."""
+    return windows[:: _step(windows, tokens or TOKENS)]
 
 
-def _step(windows: Tensor) -> int:
-    return -(-len(windows) * windows.shape[1] // TOKENS)
+def _step(windows: Tensor, tokens: int) -> int:
+    return -(-len(windows) * windows.shape[1] // tokens)
 
 
 def predicted(model: nn.Module, ids: Tensor) -> Tensor:
@@ -135,7 +136,7 @@ class ModelRuns:
         self._windows, self._others = windows, windows[:0]
         if not every:  # the others in an order whose first few are from all over the text
             mixed = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))
-            self._windows, self._others = sampled(windows), windows[mixed[mixed % _step(windows) > 0]]
+            self._windows, self._others = sampled(windows), windows[mixed[mixed % _step(windows, TOKENS) > 0]]
         self._dense_losses: dict[int, float] = {}
         self._states: list[list[Tensor]] = [[] for _ in layers]
         self._means: dict[str, Tensor] = {}

@@ -32,7 +32,7 @@ from gac.measurement.calibration import (
     moment_bytes,
     stream_second,
 )
-from gac.measurement.curves import measure_curves
+from gac.measurement.curves import ModelCurves, measure_curves
 from gac.measurement.documents import Text
 from gac.measurement.embeddings import check_embeddings, measure_head
 from gac.measurement.expected import expected_curves, expected_error, expected_share
@@ -161,16 +161,7 @@ def measuring(
         measured = measure_curves(run, sites, forms=space.forms, schemes=space.schemes, rounding=dense_inputs)
         head = measure_head(run, loaded.model, of_head) if of_head.lossy else None
         by_weight = ranks.once(lambda: measure_weights(needs, replace(run, ranks=ALONE), sites) if needs else {})
-        text = Calibration(
-            text=texts.name,
-            windows=len(windows),
-            window_tokens=windows.length,
-            digest=windows.digest,
-            loss=measured.dense_loss,
-            documents=texts.documents,
-            bos=windows.bos == "windows",
-            parts=_parts(texts, measured.dense_losses, weights),
-        )
+        text = _calibration(texts, windows, measured, weights)
         evidence = Measured(
             model=loaded.name,
             digest=digest,
@@ -197,11 +188,21 @@ def _balanced(recipe: Recipe, texts: Texts) -> Sequence[float]:
     return [texts.windows / (len(texts.parts) * part.windows) for part in texts.parts]
 
 
-def _parts(texts: Texts, losses: Sequence[float], weights: Sequence[float]) -> tuple[CalibrationPart, ...]:
-    if len(texts.parts) == 1:
-        return ()
-    each = zip(texts.parts, losses, weights or [1.0] * len(losses), strict=True)
-    return tuple(CalibrationPart(part.name, part.windows, loss, weight) for part, loss, weight in each)
+def _calibration(texts: Texts, windows: Windows, measured: ModelCurves, weights: Sequence[float]) -> Calibration:
+    losses, parts = measured.dense_losses, tuple[CalibrationPart, ...]()
+    if len(texts.parts) > 1:
+        each = zip(texts.parts, losses, weights or [1.0] * len(losses), strict=True)
+        parts = tuple(CalibrationPart(part.name, part.windows, loss, weight) for part, loss, weight in each)
+    return Calibration(
+        text=texts.name,
+        windows=len(windows),
+        window_tokens=windows.length,
+        digest=windows.digest,
+        loss=measured.dense_loss,
+        documents=texts.documents,
+        bos=windows.bos == "windows",
+        parts=parts,
+    )
 
 
 @contextmanager

@@ -141,8 +141,8 @@ class Space:
         _check(bool(self.schemes), "space.schemes", self.schemes, "one at least")
         align = plain(self.align)
         expected = "True, False, the number that dims are to be multiples of, or 'profile,group=N'"
-        whole = isinstance(align, bool) or (is_whole(align) and 1 <= align <= MAX_INTEGER)
-        _check(whole, "space.align", align, expected, "Give a number from 1 to 2 ** 62, such as align=16.")
+        is_step = isinstance(align, bool) or (is_whole(align) and 1 <= align <= MAX_INTEGER)
+        _check(is_step, "space.align", align, expected, "Give a number from 1 to 2 ** 62, such as align=16.")
         check_fields(self)
         expected = f"{' or '.join(HEADS)}: embedding and head as they are loaded, or in 8 bits with a scale a row"
         _check(self.head in HEADS, "space.head", self.head, expected)
