@@ -70,10 +70,10 @@ class Command(click.Command):
             self.params.append(click.Option(["--help-all"], help=more, **shown))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options of every day, and those of research where all are asked for."""
+        """Write the most used options, and those for research where all are asked for."""
         options_of = [row for row in self.get_params(ctx) if isinstance(row, click.Option)]
-        every_day = [row for row in options_of if row not in self.research]
-        for title, rows in (("Options", every_day), ("Research", self.research if _ALL_OPTIONS in ctx.meta else [])):
+        most_used = [row for row in options_of if row not in self.research]
+        for title, rows in (("Options", most_used), ("Research", self.research if _ALL_OPTIONS in ctx.meta else [])):
             if records := [record for row in rows if (record := row.get_help_record(ctx)) is not None]:
                 with formatter.section(title):
                     formatter.write_dl(records)
