@@ -22,13 +22,14 @@ from gac.compression.apply import changed_sites, describe, planned_sites
 from gac.compression.by_text import least_worst, with_predictions
 from gac.compression.first_shot import first_shot
 from gac.compression.refit import fitted_modules
-from gac.core.arguments import Count, Most
+from gac.core.arguments import Count, CountOrZero, Most
 from gac.core.distributed.run import this_run
 from gac.core.errors import CheckpointError, GacError, ModelError
 from gac.forms import Form
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing
+from gac.healing import compressing
 from gac.healing.heal import heal_model
 from gac.healing.records import BLOCKS, TrainingBudget, default_rate
 from gac.measurement.calibration import CalibrationRun
@@ -258,13 +259,15 @@ def compress(
     calibration: CalibrationText | None = None,
     tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
     dtype: torch.dtype | None = None,
+    heal: CountOrZero | None = None,
     progress: bool = True,
 ) -> PlannedModel:
     """Give every weight the form and dim of the plan; on the same device, ready to generate.
 
     The class becomes a subclass of the model's own, whose ``save_pretrained`` and ``push_to_hub`` write the plan too.
     A loaded model is changed in place and returned (nothing is changed when this raises); copy it first to keep it.
-    The factors that the allocation stored are used; if they are gone, the model is measured again.
+    The factors that the allocation stored are used; if they are gone, the model is measured again. Weights are fitted
+    in closed form, and then the model is healed for some seconds, if there is a GPU that has room for it.
 
     Args:
         plan: a plan, or the path of one.
@@ -273,6 +276,9 @@ def compress(
             the plan.
         dtype: of all numbers that no scheme stores; the plan counts 16 bits for each. None keeps the model's own; a
             packaged one, which computes in float32, becomes bfloat16.
+        heal: tokens to train on at the end, as ``heal`` does with ``blocks=0``: towards the dense model, on all of the
+            text that the plan was calibrated on. The plan records it. None: 262,144 on a GPU that holds both models and
+            the state of training, and none elsewhere, which is logged. 0: none. Plans predict the loss before it.
 
     Raises:
         PlanError: the plan was made for another model, or for other calibration text.
@@ -307,12 +313,14 @@ def compress(
         run = run_of([part.weight for part in plan.measured.calibration.parts])
         embeddings = quantised_embeddings(loaded.model, scheme)
         modules = fitted_modules(run, plan, sites, changed, embeddings)
+    healing = compressing.prepared(heal, plan, loaded, windows, ranks)
     swap_in(loaded.model, modules)
     replace_embeddings(loaded.model, embeddings)
     if dtype is not None:
         cast(loaded.model, dtype)
     finish(loaded.model, describe(loaded.model.config, sites, plan.weights))
-    return attach_plan(loaded.model, plan)
+    small = attach_plan(loaded.model, plan)
+    return small if healing is None else healing.run(small, plan, digest, ranks, progress)
 
 
 @entry_point(every_rank=True)

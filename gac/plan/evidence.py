@@ -135,6 +135,7 @@ class Healed:
         labels: the weight of the text's own next tokens in the loss at the end.
         asked: requested tokens; 0 where a time was requested.
         documents, bos: as in ``Calibration``.
+        compressing: it was the last part of ``gac.compress``.
     """
 
     texts: tuple[str, ...]
@@ -152,6 +153,7 @@ class Healed:
     asked: int = 0
     documents: tuple[str, ...] = ()
     bos: bool = False
+    compressing: bool = False
     seconds: InitVar[float | None] = None  # in plans of earlier versions; equal trainings take unequal times
 
     @property

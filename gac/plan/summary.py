@@ -346,8 +346,10 @@ def allocate_command(plan: PlanRecord, profile: str | None = None) -> str:
 def apply_commands(plan: PlanRecord, plan_file: str = "plan.json") -> list[str]:
     """The commands that compress the model, and heal it where it was healed; words quoted for a shell."""
     model, directory = plan.measured.model, "DIR"
-    commands = [f"gac compress {join([model])} --plan {join([plan_file])} -o {directory}"]
-    for number, healed in enumerate(plan.healed):
+    compressing = [healed.asked for healed in plan.healed if healed.compressing]
+    healing = f" --heal {compressing[0]}" if compressing else ""
+    commands = [f"gac compress {join([model])} --plan {join([plan_file])}{healing} -o {directory}"]
+    for number, healed in enumerate(each for each in plan.healed if not each.compressing):
         options = ["--against", model, *(word for text in healed.texts for word in ("--text", text))]
         options += ["--tokens", str(healed.asked or healed.tokens), "--seed", str(healed.seed)]
         options += ["--learning-rate", f"{healed.learning_rate:g}", "--blocks", f"{healed.blocks:g}"]

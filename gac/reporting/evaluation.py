@@ -52,7 +52,8 @@ def _rows(result: Evaluation, model: Evaluated) -> Iterator[dict[str, str]]:
             figures |= {"KL": f"{text.divergence.kl:.4f}", "top-1": f"{text.divergence.top1:.1%}"}
         yield ({"": f"  on {Path(text.perplexity.text).name}"} if several else row) | figures
         if perplexity := result.predicted_perplexity(model, number):
-            yield {"": "  predicted by its plan", **_change(perplexity, result.predicted_loss(model, number))}
+            before = " before healing" if model.plan is not None and model.plan.healed else ""
+            yield {"": f"  predicted by its plan{before}", **_change(perplexity, result.predicted_loss(model, number))}
     if several and result.against is not None and model is not result.against:
         yield {"": "  geometric mean", **_ratio(result.mean_log_ratio(model))}
 

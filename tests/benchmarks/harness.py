@@ -47,6 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--calibration": {"type": _texts, "default": "wiki-sample:64x1024", "help": "several texts with commas between"},
     "--profile": {"default": "nvidia-h100-80gb-hbm3"},
     "--budgets": {"type": float, "nargs": "*", "default": [0.9, 0.8, 0.7, 0.6]},
+    "--heal": {"type": int, "default": 0, "help": "tokens that compression trains on at the end"},
     "--refit": {"choices": ("residual", "update", "none"), "help": "of GAC's plans"},
     "--texts": {"nargs": "+", "default": list(SAMPLE_TEXTS), "help": "evaluated; ratio and fit are of the first"},
     "--windows": {"type": int, "help": "evaluation windows; all where not given"},
@@ -60,7 +61,7 @@ SELF_WINDOWS, SELF_SEED = 32, 1
 """Windows of own text on which models are measured, and its seed."""
 LAYERS = (4, 14, 26)
 """Of SmolLM2's, where single weights are looked at."""
-OF_ONE_TEXT = ("--model", "--calibration", "--profile", "--windows", "--output")
+OF_ONE_TEXT = ("--model", "--calibration", "--profile", "--windows", "--heal", "--output")
 OF_A_STUDY = (*OF_ONE_TEXT, "--texts")
 
 
@@ -165,7 +166,7 @@ class Study:
         self.texts: Sequence[str] = getattr(asked, "texts", SAMPLE_TEXTS[:1])
         self.loaded = read(asked.model)
         self._profile = gac.Profile.load(asked.profile)
-        named = {name: getattr(asked, name) for name in ("model", "calibration", "windows", *settings)}
+        named = {name: getattr(asked, name) for name in ("model", "calibration", "windows", "heal", *settings)}
         named |= {
             "texts": list(map(plain_name, self.texts)),
             "model": plain_name(asked.model),
@@ -233,7 +234,9 @@ class Study:
 
     def quality_of(self, plan: Plan) -> dict[str, Any]:
         """Of the model that is compressed by it."""
-        return self.quality(gac.compress(copy.deepcopy(self.loaded.model), plan, tokenizer=self.loaded.tokenizer))
+        loaded = self.loaded
+        model = copy.deepcopy(loaded.model)
+        return self.quality(gac.compress(model, plan, tokenizer=loaded.tokenizer, heal=self._asked.heal))
 
     def quality(self, model: Any) -> dict[str, Any]:
         """Perplexity over the dense model's.

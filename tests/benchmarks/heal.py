@@ -190,7 +190,9 @@ class _Limit:
         if self._kept and self._kept.exists():
             return gac.load(self._kept)
         loaded = self._study.loaded
-        found = gac.compress(copy.deepcopy(loaded.model), self._study.plan(self._limit), tokenizer=loaded.tokenizer)
+        found = gac.compress(
+            copy.deepcopy(loaded.model), self._study.plan(self._limit), tokenizer=loaded.tokenizer, heal=0
+        )
         if self._kept:
             gac.save(found, self._kept, tokenizer=loaded.tokenizer)
         return found

@@ -75,7 +75,7 @@ def kind(name: str) -> str:
 
 def errors_of(model: Any, plan: gac.Plan, tokenizer: Any) -> Errors:
     """What compressing adds to each weight that changes."""
-    small = gac.compress(copy.deepcopy(model), plan, tokenizer=tokenizer)
+    small = gac.compress(copy.deepcopy(model), plan, tokenizer=tokenizer, heal=0)
     changed = [choice for choice in plan.weights if choice.changed]
     with torch.no_grad():
         return {

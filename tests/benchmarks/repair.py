@@ -122,7 +122,7 @@ def by_svd_llm(ratio: float, calibration: str) -> tuple[LlamaConfig, dict[str, T
         calibration=calibration,
         tokenizer=loaded.tokenizer,
     )
-    model = gac.compress(loaded.model, plan, tokenizer=loaded.tokenizer)
+    model = gac.compress(loaded.model, plan, tokenizer=loaded.tokenizer, heal=0)
     weights = {name: values.cpu() for name, values in model.state_dict().items()}
     for name in stored.weight_names(config):
         second, first = (weights.pop(f"{name}.{factor}.weight") for factor in ("second", "first"))

@@ -76,7 +76,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_file(prompts, folder / "prompts")
-        model: Any = gac.compress(plan.measured.model, plan)
+        model: Any = gac.compress(plan.measured.model, plan, heal=0)
         rows = [tried(model, folder / "float32", prompts, tokenizer)]
         model = AutoModelForCausalLM.from_pretrained(folder / "float32", dtype=torch.bfloat16)
         rows.append(tried(model, folder / "bfloat16", prompts, tokenizer))

@@ -146,7 +146,7 @@ def run(asked: argparse.Namespace, report: Report) -> None:
     forms = {form: sum(weight.form == form for weight in plan.weights) for form in ("dense", "low_rank", "narrow")}
     kept = sum(file.stat().st_size for file in Path(os.environ["GAC_HOME"]).rglob("*") if file.is_file())
     begun_compressing = now()
-    gac.compress(model, plan, tokenizer=UNUSED, progress=False)
+    gac.compress(model, plan, tokenizer=UNUSED, heal=0, progress=False)
     report.say(
         f"compressed, {forms}, {dict(schemes)}",
         schemes=schemes,
