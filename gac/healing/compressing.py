@@ -16,6 +16,7 @@ from gac.healing.text import HealingText, calibrated_text
 from gac.measurement.text import Windows
 from gac.models.loading import Loaded
 from gac.plan.plan import Plan
+from gac.schemes import scheme_named
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ def prepared(tokens: int | None, plan: Plan, loaded: Loaded, windows: Windows, r
 
 def _obstacle(plan: Plan, model: Any, ranks: Ranks) -> str | None:
     """Return why the model is not healed by default; the same in every process."""
+    if any(scheme_named(choice.scheme).lossy for choice in plan.weights):
+        return "its weights are rounded to few bits"
     devices = {parameter.device for parameter in model.parameters()}
     if any(device.type != "cuda" for device in devices):
         return "it takes long on a CPU"

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -237,6 +237,11 @@ def _bad_size(size: str) -> TextError:
 
 def _tokens(text: str, tokenizer: Any, headed: bool = False) -> torch.Tensor:
     """Token ids, int64, shape ``(tokens,)``, without BOS unless ``headed``."""
+    return _encoded(text, tokenizer, headed, len(tokenizer))
+
+
+@lru_cache(maxsize=4)  # calibration, healing and evaluation cut the same few texts
+def _encoded(text: str, tokenizer: Any, headed: bool, _vocabulary: int) -> torch.Tensor:
     encoded = tokenizer(text, add_special_tokens=headed, return_attention_mask=False, verbose=False)
     return torch.tensor(encoded["input_ids"], dtype=torch.int64)
 

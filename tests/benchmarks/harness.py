@@ -106,21 +106,6 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def read(name: str) -> Loaded:
-    """The model, with a tokenizer that cuts each text only once for all rows."""
-    loaded = load_model(name)
-    own, tokens = type(loaded.tokenizer), {}
-
-    def cut(tokenizer: Any, text: str, **options: Any) -> Any:
-        key = text, *sorted(options.items())
-        if key not in tokens:
-            tokens[key] = own.__call__(tokenizer, text, **options)
-        return tokens[key]
-
-    loaded.tokenizer.__class__ = type(own.__name__, (own,), {"__call__": cut})
-    return loaded
-
-
 def seen_of_layers(model: Any, method: Method, *parts: Tensor) -> Iterator[tuple[Weight, tuple[Moments, ...]]]:
     """Each weight of ``LAYERS``, the last layer first, with what each part of the text shows of it.
 
@@ -164,7 +149,7 @@ class Study:
     def __init__(self, asked: argparse.Namespace, *settings: str, speed: bool = False) -> None:
         self._asked, self._options = asked, {} if speed else LEAST_LOSS
         self.texts: Sequence[str] = getattr(asked, "texts", SAMPLE_TEXTS[:1])
-        self.loaded = read(asked.model)
+        self.loaded = load_model(asked.model)
         self._profile = gac.Profile.load(asked.profile)
         named = {name: getattr(asked, name) for name in ("model", "calibration", "windows", "heal", *settings)}
         named |= {

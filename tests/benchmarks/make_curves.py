@@ -27,10 +27,10 @@ from gac.measurement.curves import measure_curves
 from gac.measurement.embeddings import measure_head
 from gac.measurement.text import calibration_windows
 from gac.models.families import family_of
-from gac.models.loading import Loaded
+from gac.models.loading import Loaded, load_model
 from gac.schemes import scheme_named
 from gac_extensions.lab.shapes.curve_library import HEAD, LATENTS, LIBRARY_FORMS, PRICE, CurveLibrary
-from tests.benchmarks.harness import OPTIONS, options, problem_of, read
+from tests.benchmarks.harness import OPTIONS, options, problem_of
 
 SHIPPED = Path(__file__).parents[2] / "gac_extensions" / "lab" / "shapes" / "smollm2_curves.npz"
 POINTS = 257
@@ -51,9 +51,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=SHIPPED)
     asked = parser.parse_args()
     if asked.rounded:
-        add_prices(read(asked.rounded), asked.calibration, asked.output)
+        add_prices(load_model(asked.rounded), asked.calibration, asked.output)
     elif asked.head:
-        add_head(read(asked.head), asked.calibration, asked.output)
+        add_head(load_model(asked.head), asked.calibration, asked.output)
     elif asked.latents:
         found, _ = rows_of(measured(asked.latents, asked.calibration, LATENTS), LATENTS)
         add(asked.output, LATENT, {key.removeprefix(LATENT): rows for key, rows in found.items()})
@@ -65,7 +65,7 @@ def main() -> None:
 def measured(model: str, calibration: str, forms: Sequence[str]) -> Problem:
     """The curves of these forms; nothing is looked up in the table."""
     given = {"profile": OPTIONS["--profile"]["default"], "workloads": ["decode:1@1024"], "refit": "none"}
-    return problem_of(read(model), calibration=calibration, forms=forms, **given)
+    return problem_of(load_model(model), calibration=calibration, forms=forms, **given)
 
 
 def add_prices(loaded: Loaded, calibration: str, path: Path) -> None:

@@ -33,8 +33,9 @@ from gac.forms import form_named
 from gac.measurement.runs import drawn_loss
 from gac.measurement.text import calibration_windows, evaluation_windows
 from gac.models.linears import linear_at
+from gac.models.loading import load_model
 from gac.models.modules import frozen, listening
-from tests.benchmarks.harness import options, problem_of, read, write
+from tests.benchmarks.harness import options, problem_of, write
 
 Errors = Mapping[str, Tensor]
 
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=16, help="of each text")
     parser.set_defaults(model="gemma3-270m", profile="nvidia-h200")
     asked = parser.parse_args()
-    loaded = read(asked.model)
+    loaded = load_model(asked.model)
     made = {"profile": asked.profile, "calibration": asked.calibration, "forms": ["low_rank"], "refit": "none"}
     problem = problem_of(loaded, **made)
     limits = replace(problem.recipe.limits, params=asked.budget)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import gac
-from gac.models.loading import Loaded
-from tests.benchmarks.harness import markdown, options, read, write
+from gac.models.loading import Loaded, load_model
+from tests.benchmarks.harness import markdown, options, write
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="numbers of processes")
     parser.add_argument("--budget", type=float, default=0.8)
     asked = parser.parse_args()
-    loaded, rows, plans = read(asked.model), [], []
+    loaded, rows, plans = load_model(asked.model), [], []
     dense = perplexity(loaded.model, loaded, asked.windows)
     with tempfile.TemporaryDirectory(prefix="gac-processes-") as name:
         for turn, count in enumerate([*asked.ranks, asked.ranks[-1]]):

@@ -24,7 +24,8 @@ from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
 import gac
-from tests.benchmarks.harness import machine, markdown, news, options, read, write
+from gac.models.loading import load_model
+from tests.benchmarks.harness import machine, markdown, news, options, write
 
 CITIES = (
     *(
@@ -161,7 +162,7 @@ def main() -> None:
     parser.add_argument("--following", type=int, default=128, help="tokens of a window that follow the context")
     parser.add_argument("--shares", type=float, nargs="+", default=[eighth / 8 for eighth in range(1, 8)])
     asked = parser.parse_args()
-    record, loaded = resumed(asked), read(asked.model)
+    record, loaded = resumed(asked), load_model(asked.model)
     loaded.model.to(asked.device)
     filler = loaded.tokenizer(news().read_text("utf-8"), add_special_tokens=False)["input_ids"]
     for press in asked.presses:
