@@ -186,3 +186,17 @@ def test_a_frontier_of_few_bits_is_of_the_rotated_model(untied: Small, tied: Sma
     asked: dict[str, Any] = {"points": 3, "limit": "bytes", "schemes": ("w8a16", "w4a16:32")}
     assert untied.frontier(**asked).plan(0).measured.rotation == Rotation(True, 0)
     assert tied.frontier(**asked).plan(0).measured.rotation is None
+
+
+def test_weights_that_were_in_few_bits_are_said_to_be_where_they_are_rounded_again(untied: Small, caplog: Any) -> None:
+    untied.model.config.name_or_path = "smollm2"
+    said = "the dense weights were in few bits before"
+    plan = untied.allocate(None, **FEW, rotate=False)
+    assert plan.measured.on_grid
+    assert f"grid         {said}" in plan.summary()
+    assert said in caplog.text
+    caplog.clear()
+    for budget, options in ((None, {**FEW, "rotate": True}), (0.7, {})):
+        plan = untied.allocate(budget, **options)
+        assert not plan.measured.on_grid
+        assert said not in plan.summary() + caplog.text

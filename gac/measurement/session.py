@@ -56,6 +56,7 @@ from gac.models.sites import Site
 from gac.plan.evidence import Calibration, CalibrationPart, Measured
 from gac.plan.plan import Plan
 from gac.plan.recipe import DEFAULT_TEXT, DEFAULT_TEXT_ON_A_CPU, Recipe, ResolvedRecipe
+from gac.plan.summary import ON_GRID
 from gac.runtime.model import CompressedModel
 from gac.runtime.storage.embeddings import embeddings_of
 from gac.schemes import DEFAULT_SCHEME, scheme_named
@@ -134,6 +135,8 @@ def measuring(
         check_in_memory(loaded.model, ", with balance='worst'", "where it runs as planned", ", or balance the mean")
     if recipe.measure.shots == 2 or lossy or of_head.lossy:
         _check_options(loaded.model, resolved)
+    if on_grid := loaded.on_grid and (lossy or of_head.lossy) and not space.rotate:
+        logger.warning("%s: %s; rotate=True (--rotate) takes them off that grid", loaded.name, ON_GRID)
     digest = targeted_digest(loaded, sites)
     cut = partial(cut_windows, loaded=loaded, digest=digest, seed=recipe.measure.seed, bos=recipe.measure.bos)
     if by_default:
@@ -173,6 +176,7 @@ def measuring(
             error=expected_error(resolved.method, text),
             rotation=rotation,
             head=head,
+            on_grid=on_grid,
         )
         curves = expected_curves(measured.curves, recipe, resolved.method, resolved.family)
         return Measurement(recipe, curves, evidence, by_weight, run, check)

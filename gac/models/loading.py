@@ -51,11 +51,15 @@ _logging: Any = transformers.utils.logging
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A causal LM, its name, and its tokenizer or the source from which that is read on first use."""
+    """A causal LM, its name, and its tokenizer or the source from which that is read on first use.
+
+    ``on_grid``: its weights were stored in few bits, and dequantised as they were read.
+    """
 
     model: PreTrainedModel
     name: str
     reader: Any
+    on_grid: bool = False
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -91,7 +95,8 @@ def load_model(
     if isinstance(model, str | Path):
         name = str(model)
         with LOADING:
-            loaded: Any = _read(name, dtype, dequantise).eval()
+            read, on_grid = _read(name, dtype, dequantise)
+            loaded: Any = read.eval()
         where = torch.device(device or default_device())
         loaded = placed(loaded, where) if stream else spread(loaded, where)
     else:
@@ -105,8 +110,9 @@ def load_model(
         if dtype not in (None, model.dtype):
             raise ModelError(f"a model loaded in {model.dtype}", str(dtype), f"Load it with dtype={dtype}.")
         name = model.config.name_or_path or f"{type(model).__name__} in memory"
+        on_grid = name in PACKAGED
         loaded = model if device is None else model.to(device)  # type: ignore[arg-type]  # as its wrapper is annotated
-    return Loaded(loaded, one_line(name), tokenizer or name)
+    return Loaded(loaded, one_line(name), tokenizer or name, on_grid)
 
 
 def load_tokenizer(name: str) -> Any:
@@ -287,9 +293,10 @@ def _escape(record: logging.LogRecord) -> bool:
     return True
 
 
-def _read(name: str, dtype: torch.dtype | None, dequantise: bool) -> Any:
+def _read(name: str, dtype: torch.dtype | None, dequantise: bool) -> tuple[Any, bool]:
+    """Return the model, and ``Loaded.on_grid``."""
     if name in PACKAGED:
-        return PACKAGED[name].read(dtype or torch.float32)
+        return PACKAGED[name].read(dtype or torch.float32), True
     _check_name(name)
     if is_checkpoint(name):
         raise ModelError(f"{name} was compressed by GAC", "a dense model", "Open it with gac.load.")
@@ -317,7 +324,7 @@ def _read(name: str, dtype: torch.dtype | None, dequantise: bool) -> Any:
                 folder = Path(str(try_to_load_from_cache(name, "config.json"))).parent
             check_stored(folder, stated, name)
     _check_report(model, report, name, bool(options))
-    return model
+    return model, bool(options)
 
 
 def _check_report(model: Any, report: Any, name: str, dequantised: bool) -> None:

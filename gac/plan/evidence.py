@@ -181,6 +181,7 @@ class Measured:
             compared with measurements.
         rotation: of the weights, before anything was measured; None without.
         head: quantised embedding and head; None where they stay as they were loaded.
+        on_grid: rounding was priced on weights that were in few bits before, and lie on that grid still.
     """
 
     model: str
@@ -193,6 +194,7 @@ class Measured:
     error: float | None = None
     rotation: Rotation | None = None
     head: RoundedHead | None = None
+    on_grid: bool = False
 
     @property
     def untied(self) -> int:

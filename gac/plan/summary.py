@@ -29,6 +29,9 @@ def summary(plan: PlanRecord) -> str:
     return f"{title}\n{lines(facts(plan))}"
 
 
+ON_GRID = "the dense weights were in few bits before: rounding them to as many loses less than it would elsewhere"
+
+
 def lines(rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"{label:<13}{value}".replace("\n", f"\n{'':13}") for label, value in rows)
 
@@ -47,6 +50,7 @@ def facts(plan: PlanRecord) -> list[tuple[str, str]]:
         ("alignment", aligned or "everything stays dense"),
         ("head", _head(plan)),
         ("rotated", str(measured.rotation or "")),
+        ("grid", ON_GRID if measured.on_grid else ""),
         *_loss(plan),
         *(("healed", _healing(healed)) for healed in plan.healed),
         *(("latency", line) for line in timed),
