@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import numpy as np
 from gac.allocation.frontier_record import READABLE, Frontier, FrontierPoint
 from gac.core.arguments import checked
 from gac.core.errors import GacError, PlanError
+from gac.core.words import number_of
 from gac.plan.costs import COSTS, PARAMS
 from gac.plan.plan import Plan
-from gac.reporting.page import COLOURS, MARKERS, Axes, Figure, check_many, entry, log_scale, page, panel, time_unit
+from gac.reporting.page import COLOURS, MARKERS, Axes, Figure, check_many, entry, legend_below, page, panel, time_unit
 
 _COLOUR, _PLAN_COLOUR = COLOURS[:2]
 _PLAN_MARKERS = ("*", *MARKERS[1:])
@@ -39,6 +41,20 @@ def curve(frontier: Frontier, against: str) -> list[tuple[int, FrontierPoint]]:
         return [(frontier.amount(point, against), point) for point in points]
     known = ((dict(zip(frontier.workloads, point.latency_ns, strict=True)).get(against), point) for point in points)
     return [(ns, point) for ns, point in known if ns is not None]
+
+
+def cut_of(frontier: Frontier | None, plans: Mapping[str, Plan]) -> str:
+    """Words for the points and plans above the end of the axis of perplexity; empty where there are none."""
+    points = len(frontier.points) - len(frontier.readable()) if frontier is not None else 0
+    above = [number_of(points, "point")] if points else []
+    above += [name for name, plan in plans.items() if height_of(plan)[1]]
+    return f"cut at {READABLE:g}x dense: {', '.join(above)} above" if above else ""
+
+
+def height_of(plan: Plan) -> tuple[float, bool]:
+    """The place of a plan on an axis of perplexity, which ends at 3 times the dense one, and if it is beyond that."""
+    perplexity, top = plan.prediction.perplexity, READABLE * plan.prediction.dense_perplexity
+    return min(perplexity, top), perplexity > top
 
 
 def check_comparable(frontier: Frontier, other: Plan | Frontier, name: str) -> None:
@@ -103,18 +119,16 @@ def plot_frontier(
     axes = frontier.axes()
     if against not in axes:
         raise GacError(f"a frontier against {against!r}", f"one of {', '.join(axes)}", "Name one of these.")
-    title, largest = against, axes[against]
-    if against in COSTS:
-        lost = len(frontier.points) - len(frontier.readable())
-        title = COSTS[against].label + (f" ({lost} points beyond {READABLE:g}x dense not shown)" if lost else "")
-    else:
-        largest = max(ns or 0 for ns in frontier.dense_ns)  # one unit for the whole figure
+    # one unit for the latencies of the whole figure
+    largest = axes[against] if against in COSTS else max(ns or 0 for ns in frontier.dense_ns)
     scale, label = axis_of(against, largest)
     with panel(ax, (4.6, 3.2)) as ax:
         _plot(ax, frontier, against, axes[against], scale, plans)
         _plot_others(ax, others, against, scale)
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, fontsize=6, handlelength=1.2)
-        ax.set_title(title, pad=4)
+        legend_below(ax, ncols=2, fontsize=6, handlelength=1.2)
+        title = COSTS[against].label if against in COSTS else against
+        cut = cut_of(frontier, plans)
+        ax.set_title(fill(f"{title} ({cut})" if cut else title, 60), pad=4)
         ax.set_xlabel(label)
     return ax
 
@@ -137,9 +151,8 @@ def _plot(ax: "Axes", frontier: Frontier, against: str, dense: float, scale: flo
     look: dict[str, Any] = {"color": _PLAN_COLOUR, "mec": "black", "mew": 0.6, "ms": 7, "ls": "none"}
     for marker, (name, plan) in zip(_PLAN_MARKERS, plans.items(), strict=False):
         if (cost := costs_of(plan).get(against)) is not None:
-            height = plan.prediction.perplexity
-            ax.plot([cost / scale], [height], marker, label=entry(f"{name}, {height:.2f}"), zorder=5, **look)
-    log_scale(ax)
+            label = entry(f"{name}, {plan.prediction.perplexity:,.2f}")
+            ax.plot([cost / scale], [height_of(plan)[0]], marker, label=label, zorder=5, **look)
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.set_ylabel("predicted perplexity")
 

@@ -23,10 +23,12 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oooo", "++++")
 MAP = "cividis"
+KEPT = "Blues_r"  # of a weight, light where all of it stays: the colours of the report page
 ALIGNED = 8
 DOTTED: Any = {"color": "#999999", "lw": 0.6, "ls": (0, (1, 2)), "zorder": 1}  # lines to read the data by
 
 _ENDINGS = (".png", ".pdf", ".svg")
+_BELOW = 0.42  # inches below the axes: ticks and the label of the x axis
 _SCREEN = 110  # dots an inch in a notebook, where the smallest words are to be read
 _STYLE = Path(__file__).with_name("page.mplstyle")
 
@@ -93,6 +95,14 @@ def log_scale(ax: "Axes") -> None:
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _place: f"{value:,g}"))
+
+
+def legend_below(ax: "Axes", **options: Any) -> None:
+    """Place the legend under the label of the x axis, at a distance that the height of the axes does not change."""
+    from matplotlib.transforms import ScaledTranslation
+
+    place = ax.transAxes + ScaledTranslation(0, -_BELOW, ax.figure.dpi_scale_trans)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=place, **options)
 
 
 def check_figure(path: Path) -> None:

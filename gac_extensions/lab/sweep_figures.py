@@ -271,7 +271,7 @@ def alignment(
         if np.isfinite(ratio)
     }
     with panel(ax, (6.2, 1.2 + 0.2 * len(known))) as ax:
-        colours: dict[str, Any] = {"cmap": f"{MAP}_r", "vmin": 1, "vmax": _TOP, "linewidth": 0.5}
+        colours: dict[str, Any] = {"cmap": f"{MAP}_r", "vmin": 1, "vmax": _TOP, "edgecolors": "white"}
         bar = {"label": "latency over the padded dim's (times)", "extend": "max"}
         draw_cells(ax, times, words, times > _TIMES_DARK, list(map(class_name, CLASSES)), 6.5, bar, **colours)
         ax.set_yticks(np.arange(len(known)) + 0.5, [f"{each.operator} {each.dtype}, {each.axis}" for each in known])

@@ -4,7 +4,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gac.core.arguments import checked
-from gac.reporting.page import DOTTED, Axes, Figure, Line2D, check_many, log_scale, marker, page, panel, proxy
+from gac.reporting.page import (
+    DOTTED,
+    Axes,
+    Figure,
+    Line2D,
+    check_many,
+    legend_below,
+    log_scale,
+    marker,
+    page,
+    panel,
+    proxy,
+)
 from gac_extensions.tokens.plan import TokenPlan, check_comparable
 
 _SPREAD = 0.5  # of a layer's width: the markers of several plans stand side by side in it
@@ -78,7 +90,7 @@ def _draw(
     ax.set_xlabel("decoder layer")
     ax.set_title(title, pad=4)
     if legend:
-        ax.legend(handles=_legend(plans), loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=6)
+        legend_below(ax, handles=_legend(plans), ncols=3, fontsize=6)
 
 
 def _legend(plans: Mapping[str, TokenPlan]) -> list["Line2D"]:

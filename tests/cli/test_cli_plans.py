@@ -91,7 +91,7 @@ def test_a_frontier_is_refused_at_once(options: str, message: str, directory: Pa
 def test_a_saved_frontier_is_shown_and_drawn_without_a_model(saved: Path, tmp_path: Path) -> None:
     result = run("frontier", saved, "--plot", tmp_path / "again.png")
     assert (tmp_path / "again.png").read_bytes().startswith(b"\x89PNG")
-    assert "5 points, 5 of them proved to lose least for their parameters" in result.stdout
+    assert "7 points, 7 of them proved to lose least for their parameters" in result.stdout
     document = answer("frontier", saved)
     assert document["path"] == str(saved)
     assert (document["limit"], document["recipe"]["deployment"]["workloads"]) == ("params", [PREFILL, "decode:1@8"])

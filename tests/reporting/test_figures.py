@@ -90,6 +90,20 @@ def test_dims_are_hollow_where_misaligned_and_on_the_top_line_where_dense(aligne
         plots.dims({"a": aligned}, "up")
 
 
+def test_rank_and_width_have_axes_of_their_own(make_plan: MakePlan, tiny_config: LlamaConfig, aligned: Plan) -> None:
+    gate, up, down = (f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down"))
+    plan = make_plan(tiny_config, dict.fromkeys((gate, up, down), ("narrow", 88)) | {DOWN: ("low_rank", 24)})
+    panels = plots.figure_of_dims({"ours": plan}, "down_proj").axes
+    assert [ax.get_title(loc="left") for ax in panels] == ["down_proj, narrow", "down_proj, low_rank"]
+    assert [ax.get_ylabel() for ax in panels] == ["neurons that an MLP keeps", "rank of a pair"]
+    for ax, dim, other in zip(panels, (88, 24), ("low_rank", "narrow"), strict=True):
+        heights = dict(zip([label.get_text() for label in ax.get_yticklabels()], ax.get_yticks(), strict=True))
+        assert {line.get_ydata()[0] for line in ax.lines if line.get_marker() == "o"} == {dim, heights[other]}
+        assert dim < heights[other] < heights["dense"]
+    with pytest.raises(PlanError, match="form 'heads' of down_proj; expected one of narrow, low_rank"):
+        plots.dims({"ours": plan}, "down_proj", form="heads")
+
+
 def test_every_head_has_a_point_and_published_dims_their_heads(make_plan: MakePlan, tiny_config: LlamaConfig) -> None:
     ax = plots.heads(make_plan(tiny_config, {V: ("latent:1", 5)}))
     points = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines if line.get_marker() in ("o", "s")]

@@ -29,10 +29,10 @@ def test_points_from_dense_down_a_dozen_at_most(saved: Frontier) -> None:
         "kept params loss perplexity prefill:1x8 decode:1@8",
         "───────────────────────────────────────────────────────────",
         "1.0000 288 0.0000 7.39 1.000x 1.000x",
-        "0.7500 216 1.2500 25.79 0.750x 2.500x",
-        "5 points, 5 of them proved to lose least for their parameters",
+        "0.8333 240 0.7500 15.64 0.833x 2.000x",
+        "7 points, 7 of them proved to lose least for their parameters",
         "loss (nats a token) and perplexity predicted on calibration text, 7.39 dense; latency over dense",
-        "not shown: 3 smaller points, beyond 20 times the dense perplexity",
+        "not shown: 5 smaller points, beyond 3 times the dense perplexity",
     ]
     losses = [[row * (layer + 1) / 50 for row in (8, 4, 2, 1, 0.5)] for layer in range(8)]
     many = frontier(problem(losses, SLOPE))
@@ -67,7 +67,8 @@ def titles(figure: Figure) -> list[str]:
 
 def test_a_panel_for_parameters_and_one_a_workload(saved: Frontier) -> None:
     figure = figure_of_frontier(saved)
-    assert titles(figure) == ["parameters (3 points beyond 20x dense not shown)", "prefill:1x8", "decode:1@8"]
+    cut = "(cut at 3x dense: 5 points above)"
+    assert titles(figure) == [f"{name} {cut}" for name in ("parameters", "prefill:1x8", "decode:1@8")]
     assert [ax.get_xlabel() for ax in figure.axes if ax.axison] == [
         "parameters of the targeted weights (millions)",
         *["latency of the targeted weights (µs)"] * 2,
@@ -83,7 +84,7 @@ def test_points_stand_where_they_are_and_are_hollow_if_not_proved(saved: Frontie
     assert legend(params) == ["least loss for each limit", "dense, 7.39"]
     assert legend(prefill) == ["the same choices, limited in parameters", "dense, 7.39"]
     line, dense = prefill.lines
-    assert [list(axis) for axis in line.get_data()] == [[0.09, 0.12], [point.perplexity for point in saved.points[-2:]]]
+    assert [list(axis) for axis in line.get_data()] == [[0.1, 0.12], [point.perplexity for point in saved.points[-2:]]]
     assert (list(dense.get_xdata()), list(dense.get_ydata())) == ([0.12], [saved.dense_perplexity])
     last = saved.points[-1]
     open_end = replace(last, certificate=replace(last.certificate, status="feasible"))
@@ -94,7 +95,7 @@ def test_points_stand_where_they_are_and_are_hollow_if_not_proved(saved: Frontie
 
 def test_another_frontier_of_the_same_model_is_drawn_where_its_costs_are_known(saved: Frontier) -> None:
     by_bytes = frontier(rounding(budget=1.0), points=5, limit="bytes")
-    plain = frontier(rounding(budget=1.0, schemes=("bf16",)), points=5)
+    plain = frontier(rounding(budget=1.0, schemes=("bf16",)), points=7)
     params, size, prefill = figure_of_frontier(by_bytes, others={"without schemes": plain}).axes[:3]
     for ax, against in ((params, "params"), (size, "bytes"), (prefill, PREFILL)):
         assert legend(ax)[-1] == "without schemes"

@@ -24,6 +24,7 @@ from gac.reporting.page import (
     Figure,
     Line2D,
     check_many,
+    legend_below,
     marker,
     page,
     panel,
@@ -37,28 +38,46 @@ _APART = 0.5  # of a layer's width: what the plans' markers are spread over
 
 @checked
 def dims(
-    plans: Mapping[str, Plan | str | Path], weight: str, *, ax: "Axes | None" = None, legend: bool = True
+    plans: Mapping[str, Plan | str | Path],
+    weight: str,
+    *,
+    form: str | None = None,
+    ax: "Axes | None" = None,
+    legend: bool = True,
 ) -> "Axes":
-    """The dim that each plan gives one projection, layer by layer; weights that stay dense stand on the top line.
+    """The dim that each plan gives one projection in one form, layer by layer.
+
+    Weights that stay dense stand on the top line, those of another form on the line below it: a rank and a width have
+    no axis in common. A skipped block has 0.
 
     Args:
         plans: by the name to show, all for one model; at most 6.
         weight: short name of the projection, ``down_proj``.
+        form: ``low_rank``, ``narrow``, ...; None takes the one that most of these weights have.
 
     Raises:
-        PlanError: the plans are for different models, or their layers have no such weight.
+        PlanError: the plans are for different models, their layers have no such weight, or it never has that form.
     """
     plans = Plan.opened_each(plans)
     check_plans(plans)
     chosen = [_choices(plan, weight) for plan in plans.values()]
-    compressed = [each.dim for by_layer in chosen for each in by_layer.values() if each.form != "dense"]
-    top = 1.1 * max(compressed, default=8)
+    forms = _forms(chosen)
+    if form is not None and form not in forms:
+        raise PlanError(f"form {form!r} of {weight}", f"one of {', '.join(forms) or 'none'}", "Name one of these.")
+    form = form or next(iter(forms), None)
+    others = [name for name in forms if name != form]
+    compressed = [each.dim for by_layer in chosen for each in by_layer.values() if _kind(each) == form]
+    lines = {"dense": 1.1 * max(compressed, default=8)}
+    if others:
+        lines = {others[0] if len(others) == 1 else "other form": lines["dense"], "dense": 1.09 * lines["dense"]}
     with panel(ax, (5.6, 3.0)) as ax:
         for number, by_layer in enumerate(chosen):
-            _draw(ax, by_layer, number, len(chosen), top)
-        _label(ax, weight, top)
+            _draw(ax, by_layer, number, len(chosen), form, list(lines.values()))
+        _label(ax, lines)
+        ax.set_title(f"{weight}, {form}" if others else weight, pad=4)
+        ax.set_ylabel("dim" if form is None else form_named(form).meaning.partition(" /")[0])
         if legend:
-            ax.legend(handles=_legend(plans), loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=6)
+            legend_below(ax, handles=_legend(plans), ncols=3, fontsize=6)
     return ax
 
 
@@ -66,13 +85,17 @@ def dims(
 def figure_of_dims(
     plans: Mapping[str, Plan | str | Path], weights: str | Sequence[str] = (), title: str | None = None
 ) -> "Figure":
-    """``dims`` for several projections, by default all, on one page with one legend; errors as there."""
+    """``dims`` for each form of several projections, by default all, on a page with one legend; errors as there."""
     plans = Plan.opened_each(plans)
     first = check_plans(plans)
     names = ([weights] if isinstance(weights, str) else list(weights)) or kinds_of(weights_by_layer(first))
-    with page(len(names), first.measured.model if title is None else title) as (figure, axes):
-        for ax, name in zip(axes, names, strict=True):
-            dims(plans, name, ax=ax, legend=False)
+    panels: list[tuple[str, str | None]] = []
+    for name in names:
+        forms = _forms([_choices(plan, name) for plan in plans.values()])
+        panels += [(name, form) for form in forms or (None,)]
+    with page(len(panels), first.measured.model if title is None else title) as (figure, axes):
+        for ax, (name, form) in zip(axes, panels, strict=True):
+            dims(plans, name, form=form, ax=ax, legend=False)
         figure.legend(handles=_legend(plans), loc="outside lower center", ncols=3, fontsize=7)
     return figure
 
@@ -95,28 +118,41 @@ def _choices(plan: Plan, weight: str) -> dict[int, WeightChoice]:
     return choices
 
 
-def _draw(ax: "Axes", chosen: Mapping[int, WeightChoice], number: int, plans: int, top: float) -> None:
+def _kind(choice: WeightChoice) -> str:
+    return form_named(choice.form).kind
+
+
+def _forms(chosen: Iterable[Mapping[int, WeightChoice]]) -> list[str]:
+    """The forms whose dims have an axis, the most frequent first."""
+    choices = (choice for by_layer in chosen for choice in by_layer.values())
+    counts = Counter(_kind(choice) for choice in choices if choice.dim and not choice.is_dense)
+    return [form for form, _ in counts.most_common()]
+
+
+def _draw(
+    ax: "Axes", chosen: Mapping[int, WeightChoice], number: int, plans: int, form: str | None, lines: Sequence[float]
+) -> None:
     shift = 0.0 if plans == 1 else _APART * (number / (plans - 1) - 0.5)
     for layer, choice in chosen.items():
-        dense = choice.is_dense
-        height = top if dense else choice.dim
-        style = marker(number, hollow=not choice.aligned, size=2.6 if dense else 4.0)
+        here = _kind(choice) == form or not choice.dim
+        height = choice.dim if here else lines[-1 if choice.is_dense else 0]
+        style = marker(number, hollow=not choice.aligned, size=4.0 if here else 2.6)
         ax.plot([layer + shift], [height], **style, zorder=3)
-        if form_named(choice.form).shortening(choice.dim)[0].shortens(choice.weight):
+        if here and form_named(choice.form).shortening(choice.dim)[0].shortens(choice.weight):
             ax.plot([layer + shift], [height], "_", color="black", ms=5.5, mew=0.8, zorder=4)
 
 
-def _label(ax: "Axes", weight: str, top: float) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+def _label(ax: "Axes", lines: Mapping[str, float]) -> None:
+    from matplotlib.ticker import MaxNLocator
 
-    ax.axhline(top, **DOTTED)
+    for height in lines.values():
+        ax.axhline(height, **DOTTED)
+    lowest, top = min(lines.values()), max(lines.values())
+    numbers = [tick for tick in MaxNLocator(5, integer=True).tick_values(0, lowest) if 0 <= tick < 0.92 * lowest]
+    ax.set_yticks([*numbers, *lines.values()], [*(f"{number:,.0f}" for number in numbers), *lines])
     ax.set_ylim(0, 1.06 * top)
-    ticks = [tick for tick in MaxNLocator(5, integer=True).tick_values(0, top) if tick < 0.95 * top]
-    ax.yaxis.set_major_locator(FixedLocator([*ticks, top]))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: "dense" if value == top else f"{value:,.0f}"))
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    ax.set_title(weight, pad=4)
-    ax.set(xlabel="decoder layer", ylabel="dim (rank or width)")
+    ax.set_xlabel("decoder layer")
 
 
 def _legend(names: Iterable[str]) -> list["Line2D"]:
@@ -156,7 +192,7 @@ def heads(plan: Plan | str | Path, *, ax: "Axes | None" = None) -> "Axes":
                 ax.plot(places[shown], kept[shown], **marker(number, hollow=hollow, size=3.2), zorder=3)
         ax.axhline(full, **DOTTED)
         entries = _legend(cached)[:-1]
-        ax.legend(handles=entries, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(entries), fontsize=6)
+        legend_below(ax, handles=entries, ncols=len(entries), fontsize=6)
         ax.set(ylim=(0, 1.08 * full), ylabel="dims a head (numbers cached a token)")
         ax.set_xlabel(f"key-value head, layer by layer ({every[0].heads} a layer)")
         ax.set_title(f"{plan.measured.model}, {plan.recipe.measure.method}; dotted: the dense head", pad=4)
@@ -253,4 +289,4 @@ def _draw_bars(ax: "Axes", bars: Mapping[str, Counter[str]]) -> None:
     ax.set_yticks(rows, list(bars), parse_math=False)
     ax.invert_yaxis()
     ax.set(xlim=(0, 1.18 * float(left.max())), xlabel=f"predicted latency of the targeted weights ({unit})")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.7 / len(bars) - 0.12), ncols=len(kinds), fontsize=7)
+    legend_below(ax, ncols=len(kinds), fontsize=7)

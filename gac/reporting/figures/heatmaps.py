@@ -12,12 +12,14 @@ from gac.core.arguments import checked
 from gac.core.arrays import Floats
 from gac.plan.layers import cell_of, kinds_of, legend_of, weights_by_layer
 from gac.plan.plan import Plan
-from gac.reporting.page import MAP, Axes, panel
+from gac.plan.summary import what_is_kept
+from gac.reporting.page import KEPT, Axes, panel
 
 _TALLEST = 9.6  # inches: a page
 _ROW = 0.155
 _SMALLEST, _LARGEST = 3.2, 6.5  # points
-_KEPT_DARK = 0.47  # kept fraction below which white words have more contrast than black ones
+_KEPT_DARK = 0.28  # kept fraction below which white words have more contrast than black ones
+_EDGE = "#c9ced6"  # around cells, of which those that stay are white
 _CELL, _LETTER = 0.68, 0.055  # inches: a cell, or what a letter takes where words are longer
 
 
@@ -25,9 +27,9 @@ _CELL, _LETTER = 0.68, 0.055  # inches: a cell, or what a letter takes where wor
 def plan(plan: Plan | str | Path, *, title: str | None = None, ax: "Axes | None" = None) -> "Axes":
     """Every weight of a plan: layers from the top down, projections from left to right.
 
-    Colour is the kept fraction of the weight's parameters, light for all of them, so that it can be read in black and
-    white. In each cell stand form and dim: r rank, w neurons, d head_dim of values, g rank of a head group, a dash for
-    dense, and the scheme where numbers are rounded; an asterisk where the dim is no multiple of 8.
+    Colour is the kept fraction of the weight's bytes, light for all of them, so that it can be read in black and white.
+    In each cell stand form and dim: r rank, w neurons, d head_dim of values, g rank of a head group, a dash for dense,
+    and the scheme where numbers are rounded; an asterisk where the dim is no multiple of 8.
 
     Args:
         title: None says the model, the method and what is kept.
@@ -42,21 +44,20 @@ def plan(plan: Plan | str | Path, *, title: str | None = None, ax: "Axes | None"
     for row, weights in enumerate(layers.values()):
         for kind, each in weights.items():
             place = row, kinds.index(kind)
-            kept[place] = each.params / each.weight.params
+            kept[place] = each.bytes / each.dense_bytes
             if size >= _SMALLEST:  # colour alone, where nobody could read the words
                 words[place] = f"{cell_of(each)}{'' if each.aligned else '*'}"
     width = max([_CELL, *(_LETTER * len(word) for word in words.values())])
     with panel(ax, (0.9 + width * len(kinds), height)) as ax:
         columns = [kind.removesuffix("_proj") for kind in kinds]
-        bar = {"label": "kept fraction of the weight's parameters", "aspect": 40}
-        draw_cells(ax, kept, words, kept < _KEPT_DARK, columns, size, bar, cmap=MAP, vmin=0, vmax=1, linewidth=0.4)
+        bar = {"label": "kept fraction of the weight's bytes", "aspect": 40}
+        draw_cells(ax, kept, words, kept < _KEPT_DARK, columns, size, bar, cmap=KEPT, vmin=0, vmax=1, edgecolors=_EDGE)
         step = max(1, round(len(layers) / 16))
         ax.set_yticks(np.arange(0, len(layers), step) + 0.5, [str(layer) for layer in layers][::step])
         ax.set_ylabel("decoder layer")
         ax.set_xlabel(fill(f"projection ({legend_of(plan)})", 16 * len(kinds)), fontsize=6.5)
         name = f"{plan.measured.model}, {plan.recipe.measure.method}"
-        default = f"{name}: {plan.budget.kept:.3f} of the targeted parameters"
-        ax.set_title(default if title is None else title, pad=6)
+        ax.set_title(f"{name}, to {what_is_kept(plan)}" if title is None else title, pad=6)
     return ax
 
 
@@ -71,7 +72,7 @@ def draw_cells(
     **colours: Any,
 ) -> None:
     """Rows from the top down; NaN leaves a cell empty; words of a size in points, white in the dark cells."""
-    mesh = ax.pcolormesh(values, edgecolors="white", **colours)
+    mesh = ax.pcolormesh(values, linewidth=0.5, **colours)
     for (row, column), text in words.items():
         colour = "white" if dark[row, column] else "black"
         ax.text(column + 0.5, row + 0.5, text, ha="center", va="center_baseline", fontsize=size, color=colour)

@@ -9,7 +9,7 @@ import numpy as np
 from gac.core.arguments import checked
 from gac.core.errors import GacError
 from gac.evaluation.engines.records import EngineBench, EngineTiming, rate
-from gac.reporting.page import COLOURS, DOTTED, HATCHES, Axes, entry, panel, proxy
+from gac.reporting.page import COLOURS, DOTTED, HATCHES, Axes, entry, legend_below, panel, proxy
 
 _BAR = 0.8  # of a row: all bars of a workload
 _GRAPH: Any = {"marker": "D", "mec": "black", "mfc": "white", "mew": 0.8, "ms": 4.0, "ls": "none"}
@@ -81,4 +81,4 @@ def _legend(ax: "Axes", bench: EngineBench) -> None:
     handles: list[Any] = [Patch(label=entry(label), **_style(number)) for number, label in enumerate(bench.labels)]
     if any(each.graph_ratio for timings in bench.by_workload for each in timings):
         handles.append(proxy("CUDA graph of a step alone", **_GRAPH))
-    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.6 / len(bench.by_workload) - 0.06), ncols=4)
+    legend_below(ax, handles=handles, ncols=4)
