@@ -1,22 +1,22 @@
 """The frontier as drawings: places of marks and ticks, in the units of the picture."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from math import ceil, floor, log10
 from typing import Any, NamedTuple
 
 from gac.plan.costs import COSTS, PARAMS
 from gac.plan.layers import lossy_schemes
-from gac.reporting.frontier import axis_of, costs_of, curve
+from gac.reporting.frontier import axis_of, costs_of, curve, cut_of, height_of
 from gac_extensions.report.sources import Sources
 
 WIDTH, HEIGHT = 420, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 14, 14, HEIGHT - 44  # the frame of the marks
-_MARGIN, _TICKS, _DECADES = 0.06, 5, (1, 2, 3, 5, 7)
+LEFT, RIGHT, TOP, BOTTOM = 60, WIDTH - 14, 14, HEIGHT - 50  # the frame of the marks
+_MARGIN, _TICKS = 0.06, 6
 Ticks = list[tuple[float, str]]  # the place of each, and its number
 
 
 class Mark(NamedTuple):
-    """A plan on a chart; ``letter`` is its mark in the table of plans (P: the page's own; D: dense; F: that, fused)."""
+    """A plan on a chart; ``letter`` is its mark in the table of plans (P: the page's own; D: dense)."""
 
     letter: str
     x: float
@@ -48,17 +48,21 @@ def _chart(sources: Sources, against: str) -> dict[str, Any]:
     dense = plan.amount(against)[1] if against in COSTS else times[against].dense_ns or 0
     scale, label = axis_of(against, dense)
     plans = [(letter_of(number), *other) for number, other in enumerate(sources.against.items())]
-    points = [("D", "dense", dense / scale, plan.prediction.dense_perplexity)]
+    perplexity = plan.prediction.dense_perplexity
+    points = [("D", "dense", dense / scale, perplexity, perplexity)]
+    shown = {}
     for letter, name, drawn in (*plans, ("P", sources.name, plan)):
         if (cost := costs_of(drawn).get(against)) is not None:
-            points.append((letter, name, cost / scale, drawn.prediction.perplexity))
+            points.append((letter, name, cost / scale, height_of(drawn)[0], drawn.prediction.perplexity))
+            shown[letter] = drawn
     known = curve(frontier, against) if frontier is not None else []
     line = [(cost / scale, point.perplexity) for cost, point in known]
-    costs, heights = zip(*(point[2:] for point in points), *line, strict=True)
+    costs, heights = zip(*(point[2:4] for point in points), *line, strict=True)
     x, x_ticks = _axis(costs, LEFT, RIGHT)
-    y, y_ticks = _axis(heights, BOTTOM, TOP, log=True)
+    y, y_ticks = _axis(heights, BOTTOM, TOP)
     return {
         "title": f"Perplexity against {COSTS[against].label if against in COSTS else f'latency, {against}'}",
+        "cut": cut_of(frontier, shown),
         "x_label": label,
         "x_ticks": x_ticks,
         "y_ticks": y_ticks,
@@ -66,31 +70,22 @@ def _chart(sources: Sources, against: str) -> dict[str, Any]:
         # where the frontier limits this cost, no choice has a smaller sum of losses for as little
         "joined": frontier is not None and frontier.limit == against,
         "marks": [
-            Mark(letter, x(cost), y(height), f"{letter}, {name}: {cost:,.4g}, perplexity {height:,.2f}")
-            for letter, name, cost, height in points
+            Mark(letter, x(cost), y(height), f"{letter}, {name}: {cost:,.4g}, perplexity {perplexity:,.2f}")
+            for letter, name, cost, height, perplexity in points
         ],
     }
 
 
-def _axis(
-    numbers: Iterable[float], start: float, end: float, log: bool = False
-) -> tuple[Callable[[float], float], Ticks]:
+def _axis(values: Collection[float], start: float, end: float) -> tuple[Callable[[float], float], Ticks]:
     """A map from numbers to places in the picture, with a margin on both sides, and ticks at round numbers."""
-    values = [log10(number) if log else number for number in numbers]
     room = _MARGIN * (max(values) - min(values)) or _MARGIN * abs(max(values)) or 1.0
     low, high = min(values) - room, max(values) + room
 
     def place(number: float) -> float:
-        value = log10(number) if log else number
-        return round(start + (end - start) * (value - low) / (high - low), 1)
+        return round(start + (end - start) * (number - low) / (high - low), 1)
 
-    first, last = (10**low, 10**high) if log else (low, high)
-    if log and high - low > 0.6:  # some of each decade
-        steps = _DECADES if high - low < 2 else (1,)
-        round_numbers = [step * 10.0**decade for decade in range(floor(low), ceil(high) + 1) for step in steps]
-    else:  # a handful of even steps
-        rough = (last - first) / _TICKS
-        size = 10.0 ** floor(log10(rough))
-        step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
-        round_numbers = [round(step * i, 10) for i in range(ceil(first / step), floor(last / step) + 1)]
-    return place, [(place(number), f"{number:,g}") for number in round_numbers if first <= number <= last]
+    rough = (high - low) / _TICKS
+    size = 10.0 ** floor(log10(rough))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
+    numbers = [round(step * i, 10) for i in range(ceil(low / step), floor(high / step) + 1)]
+    return place, [(place(number), f"{number:,g}") for number in numbers]

@@ -18,11 +18,12 @@ _COMPARED = ("recipe", "measured", "limits", "prediction", "certificate")
 
 @dataclass(frozen=True)
 class MeasuredText:
-    """Perplexities on a text, of the dense and of the compressed model."""
+    """Perplexities on a text, of the dense and of the compressed model, which may have been healed."""
 
     text: str
     dense: float
     compressed: float
+    healed: bool = False
 
 
 def mean_ratio(texts: tuple[MeasuredText, ...]) -> float:
@@ -43,7 +44,8 @@ def read_measured(path: Path, plan: Plan) -> tuple[MeasuredText, ...]:
         document = json.loads(path.read_text(encoding="utf-8"))
         dense = _perplexities(document["against"])
         model = next(each for each in document["models"] if _comparable(each.get("plan", {})) == ours)
-        return tuple(MeasuredText(text, dense[text], value) for text, value in _perplexities(model).items())
+        healed = bool(model["plan"].get("healed"))
+        return tuple(MeasuredText(text, dense[text], value, healed) for text, value in _perplexities(model).items())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as failure:
         raise PlanError(f"measurements {path}, which cannot be used: {failure!r}", expected, remedy) from failure
     except StopIteration as failure:
@@ -73,7 +75,8 @@ def texts_table(plan: Plan, measured: tuple[MeasuredText, ...]) -> Table | None:
         )
     if len(measured) > 1:
         rows.append(("geometric mean", "", "", f"+{log(mean_ratio(measured)):.4f}", "", f"{mean_ratio(measured):.3f}"))
-    columns = ("text", "<"), ("dense", ">"), ("predicted loss", ">"), ("loss", ">"), ("perplexity", ">"), ("ratio", ">")
+    heading = f"predicted loss{' before healing' if any(each.healed for each in measured) else ''}"
+    columns = ("text", "<"), ("dense", ">"), (heading, ">"), ("loss", ">"), ("perplexity", ">"), ("ratio", ">")
     return Table(columns, rows) if rows else None
 
 

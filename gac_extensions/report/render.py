@@ -9,6 +9,7 @@ from typing import Any
 
 from gac.core.version import __version__
 from gac.core.words import duration, megabytes, nats, number_of
+from gac.core.workloads import Workload
 from gac.plan import summary
 from gac.plan.costs import COSTS
 from gac.plan.layers import legend_of
@@ -19,9 +20,10 @@ from gac_extensions.report import reasons, tables
 from gac_extensions.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts
 from gac_extensions.report.measured import mean_ratio, texts_table
 from gac_extensions.report.sources import Sources
+from gac_extensions.report.verdicts import verdicts
 
 Pairs = list[tuple[str, str]]
-_PREDICTED = "Predicted perplexity"
+Tiles = list[tuple[str, str, str]]
 
 
 def report_page(sources: Sources) -> str:
@@ -51,14 +53,15 @@ def _hash(content: str) -> str:
 
 def _content(sources: Sources) -> dict[str, Any]:
     plan, (columns, rows) = sources.plan, tables.heat_map(sources)
-    cells, drawn = [cell for row in rows.values() for cell in row if cell], charts(sources)
+    cells = [cell for row in rows.values() for cell in row if cell]
     sites, keys = tables.sites_table(plan)
     return {
         "sources": sources,
         "plan": plan,
         "kept": summary.what_is_kept(plan),
         "summary": [(label[0].upper() + label[1:], value) for label, value in summary.facts(plan)],
-        "tiles": _measured_first(sources, tiles(plan)),
+        "verdicts": verdicts(sources),
+        "tiles": _tiles(sources),
         "texts": texts_table(plan, sources.measured),
         "columns": columns,
         "rows": rows,
@@ -66,9 +69,8 @@ def _content(sources: Sources) -> dict[str, Any]:
         "legend": legend_of(plan),
         "stayed": tables.stayed_dense(plan),
         "about_dense": tables.about_dense(plan),
-        "charts": drawn,
+        "charts": charts(sources),
         "called": {name: f"the {cost.label}" for name, cost in COSTS.items()},
-        "fused": any(mark.letter == "F" for chart in drawn for mark in chart["marks"]),
         "size": (WIDTH, HEIGHT),
         "frame": {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
         "alike": all(comparison.same_prediction for comparison in sources.comparisons.values()),
@@ -87,33 +89,44 @@ def _content(sources: Sources) -> dict[str, Any]:
 # --- headline figures -----------------------------------------------------------------------------------------------
 
 
-def _measured_first(sources: Sources, shown: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Put the measured perplexity in the place of the predicted one, and first."""
-    texts = sources.measured
-    if not texts:
-        return shown
-    measured = ("Measured perplexity", f"{mean_ratio(texts):.3f}x", f"of dense; {number_of(len(texts), 'text')}")
-    return [measured, *(tile for tile in shown if tile[0] != _PREDICTED)]
+def _tiles(sources: Sources) -> tuple[Tiles, Tiles]:
+    """Label, figure and words: of what decides, time first, and of the rest."""
+    plan = sources.plan
+    budget, proof, (used, total) = plan.budget, plan.certificate, plan.bytes
+    times = [(bool(timed.plan_ns and timed.dense_ns), _time(plan, timed)) for timed in plan.workloads]
+    return (
+        [*(tile for known, tile in times if known), _perplexity(sources), _model(plan)],
+        [
+            ("Parameters kept", f"{budget.kept:.4f}", f"{budget.asked:g} asked"),
+            ("Targeted weights", megabytes(used), f"{megabytes(total)} dense; {plan.bits[0]:.2f} bits each"),
+            *(tile for known, tile in times if not known),
+            ("Proof", proof.status, f"gap {proof.gap:.3g}"),
+        ],
+    )
 
 
-def tiles(plan: Plan) -> list[tuple[str, str, str]]:
-    budget, prediction, proof = plan.budget, plan.prediction, plan.certificate
-    (used, total), (model, dense), (bits, of_model) = plan.bytes, plan.model_bytes, plan.bits
-    return [
-        ("Parameters kept", f"{budget.kept:.4f}", f"{budget.asked:g} asked"),
-        ("Targeted weights", megabytes(used), f"{megabytes(total)} dense; {bits:.2f} bits each"),
-        ("Whole model", megabytes(model), f"{megabytes(dense)} dense; {of_model:.2f} bits each"),
-        (_PREDICTED, f"{prediction.perplexity:,.2f}", f"{prediction.dense_perplexity:,.2f} dense"),
-        *(_time_tile(plan, timed) for timed in plan.workloads),
-        ("Proof", proof.status, f"gap {proof.gap:.3g}"),
-    ]
-
-
-def _time_tile(plan: Plan, timed: WorkloadLatency) -> tuple[str, str, str]:
+def _time(plan: Plan, timed: WorkloadLatency) -> tuple[str, str, str]:
     if not timed.dense_ns or not timed.plan_ns:
         return timed.workload, "unknown", f"the table {summary.lacking(plan, timed)}"
-    dense = f"{duration(timed.dense_ns)} dense{summary.rates(plan, timed)}"
-    return timed.workload, f"{timed.plan_ns / timed.dense_ns:.3f}x", dense
+    rate, dense = map(Workload.parse(timed.workload).tokens_per_second, (timed.plan_ns, timed.dense_ns))
+    of = f"whole steps in {plan.recipe.deployment.engine}" if timed.rest_ns else "targeted weights alone"
+    times = f"{rate:,.0f} tokens/s, {dense:,.0f} dense; {duration(timed.plan_ns)} of {duration(timed.dense_ns)}; {of}"
+    return f"Time over dense, {timed.workload}", f"{timed.plan_ns / timed.dense_ns:.3f}x", times
+
+
+def _perplexity(sources: Sources) -> tuple[str, str, str]:
+    texts, prediction = sources.measured, sources.plan.prediction
+    predicted, dense = prediction.perplexity, prediction.dense_perplexity
+    before = " before healing" if sources.healed else ""
+    if texts:
+        of = f"of dense; {number_of(len(texts), 'text')}; {predicted / dense:.3f}x predicted{before}"
+        return "Measured perplexity", f"{mean_ratio(texts):.3f}x", of
+    return "Predicted perplexity", f"{predicted:,.2f}", f"{dense:,.2f} dense; {predicted / dense:.3f}x{before}"
+
+
+def _model(plan: Plan) -> tuple[str, str, str]:
+    used, dense = plan.model_bytes
+    return "Whole model", f"{used / 1e9:.4g} GB", f"{dense / 1e9:.4g} GB dense; {plan.bits[1]:.2f} bits each"
 
 
 # --- the proof ------------------------------------------------------------------------------------------------------

@@ -55,6 +55,11 @@ class Sources:
         return {name: self.plan.compare(other) for name, other in self.against.items()}
 
     @property
+    def healed(self) -> bool:
+        """True if the model was healed, which no prediction counts: the measured one, or the plan's own."""
+        return bool(self.plan.healed) or any(text.healed for text in self.measured)
+
+    @property
     def recipe_differences(self) -> tuple[str, ...]:
         """The settings in which the frontier differs from the plan: ``refit residual instead of none``."""
         if self.frontier is None:

@@ -119,19 +119,19 @@ def about_dense(plan: Plan) -> str:
 
 
 def plans_table(sources: Sources) -> Table:
+    """A column a plan, under its mark and name: a screen has more room for rows than for columns."""
     workloads = [timed.workload for timed in sources.plan.workloads]
     plans = [("P", sources.name, sources.plan, "")]
     for number, (name, comparison) in enumerate(sources.comparisons.items()):
         plans.append((letter_of(number), name, comparison.second, f"{len(comparison.differences):,}"))
     figures = [plan_figures(plan, workloads) | memory_figures(plan) for _, _, plan, _ in plans]
-    capital = [name if name in workloads else name[0].upper() + name[1:] for name in figures[0]]
-    columns = [("Mark", "<"), ("Plan", "<"), *((name, ">") for name in capital), ("Proof", "<")]
-    columns += [("Weights that differ", ">")] if sources.against else []
     rows = [
-        [letter, name, *cells.values(), plan.certificate.status, differing][: len(columns)]
-        for (letter, name, plan, differing), cells in zip(plans, figures, strict=True)
+        [name if name in workloads else name[0].upper() + name[1:], *(cells[name] for cells in figures)]
+        for name in figures[0]
     ]
-    return Table(columns, rows)
+    rows.append(["Proof", *(plan.certificate.status for _, _, plan, _ in plans)])
+    rows += [["Weights that differ", *(differing for *_, differing in plans)]] if sources.against else []
+    return Table([("Plan", "<"), *((f"{letter}, {name}", ">") for letter, name, *_ in plans)], rows)
 
 
 def sites_table(plan: Plan) -> tuple[Table, list[list[float | None]]]:

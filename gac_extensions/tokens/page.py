@@ -16,7 +16,7 @@ from gac.plan.costs import KV_NUMBERS
 from gac.plan.plan import Plan
 from gac.profiling.table import Profile
 from gac_extensions.report.measured import read_measured
-from gac_extensions.report.render import filled, report_page
+from gac_extensions.report.render import Tiles, filled, report_page
 from gac_extensions.report.sources import Sources, profile_of
 from gac_extensions.tokens.plan import TokenPlan, check_comparable, comparison_table, facts, latency_ratio, load_plans
 
@@ -126,20 +126,21 @@ def _layers(plan: TokenPlan, *more: str) -> dict[str, Any]:
     return {"budgets": budgets, "rows": rows, "summary": [*summary, *more]}
 
 
-def _tiles(plan: TokenPlan) -> list[tuple[str, str, str]]:
+def _tiles(plan: TokenPlan) -> tuple[Tiles, Tiles]:
     used, dense = plan.cache_bytes(plan.context)
     latencies = []
     for timed in plan.workloads:
         ratio = latency_ratio(timed)
         note = f"{duration(timed.dense_ns)} of attention dense" if ratio else "the table lacks attention"
         latencies.append((timed.workload, ratio or "unknown", note))
-    return [
-        ("Tokens kept", f"{plan.used / plan.total:.4f}", f"{plan.keep:g} asked"),
-        ("Cache of a context", megabytes(used), f"{megabytes(dense)} dense, of {plan.context:,} tokens"),
-        ("Predicted loss", nats(plan.loss), "nats a token"),
-        *latencies,
-        ("Proof", plan.certificate.status, f"gap {plan.certificate.gap:.3g}"),
-    ]
+    cache = ("Cache of a context", megabytes(used), f"{megabytes(dense)} dense, of {plan.context:,} tokens")
+    return (
+        [*latencies, ("Predicted loss", nats(plan.loss), "nats a token"), cache],
+        [
+            ("Tokens kept", f"{plan.used / plan.total:.4f}", f"{plan.keep:g} asked"),
+            ("Proof", plan.certificate.status, f"gap {plan.certificate.gap:.3g}"),
+        ],
+    )
 
 
 def _certificate(plan: TokenPlan) -> list[tuple[str, str]]:

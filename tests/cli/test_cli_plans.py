@@ -142,7 +142,7 @@ def test_report_writes_a_page(plan: Path, tmp_path: Path) -> None:
     assert document == {"path": str(target), "bytes": target.stat().st_size, "sites": 2}
     page = target.read_text(encoding="utf-8")
     assert "A GAC plan (plan) for the NVIDIA Test GPU" in page
-    assert '<th scope="row">uniform</th>' in page
+    assert '<th scope="col" class="n">A, uniform</th>' in page
 
 
 def test_the_profile_is_looked_up_by_its_digest(plan: Path, tmp_path: Path) -> None:

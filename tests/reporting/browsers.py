@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-PHONE, DESK = (390, 844), (1280, 900)
+PHONE, TABLET, DESK = (390, 844), (1024, 768), (1400, 900)
 
 
 @contextmanager

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
+from gac.allocation.frontier import Frontier
+from gac.plan.plan import Plan
+from gac_extensions.report.measured import MeasuredText
 from gac_extensions.report.render import report_page
 from gac_extensions.report.sources import Sources
-from tests.reporting.browsers import DESK, PHONE, chromium, violations
+from tests.reporting.browsers import DESK, PHONE, TABLET, chromium, violations
 from tests.reporting.report_plans import by_rule, decided, renamed, whole_range
 
 EVERY_SHADE = """() => [0, 1, 2, 3, 4, 5, 6, 7].forEach((shade) => {
@@ -65,6 +68,22 @@ def test_accessibility_rules_hold(
     page.evaluate(EVERY_SHADE)
     assert violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+
+
+WIDER = """() => [...document.querySelectorAll("html, .scroll, pre, figure")]
+  .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.ariaLabel || box.tagName)"""
+SMALLEST = """() => Math.min(...[...document.querySelectorAll("svg text:not(.mark text)")]
+  .map((text) => text.getBoundingClientRect()).map((box) => Math.min(box.width, box.height)))"""
+
+
+@pytest.mark.parametrize("size", [PHONE, TABLET, DESK])
+def test_nothing_scrolls_sideways_and_axes_can_be_read(opened: Callable[..., Page], size: tuple[int, int]) -> None:
+    plans = Path("notebooks/plans")
+    others = {name: Plan.load(plans / f"{name}.json") for name in ("svd-llm", "palu")}
+    plan, points = Plan.load(plans / "gac.json"), Frontier.load(plans / "frontier.json")
+    page = opened(Sources(plan, "gac", others, points, measured=(MeasuredText("wiki", 10.0, 12.0),)), size)
+    assert page.evaluate(WIDER) == []
+    assert page.evaluate(SMALLEST) >= 11  # pixels, of letters and of numbers on the axes
 
 
 def test_the_tab_key_goes_through_the_page_in_order(opened: Callable[..., Page], sources: Sources) -> None:

@@ -23,14 +23,16 @@ from gac.plan.layers import legend_of
 from gac.plan.plan import CalibrationPart, Candidate, Limit, Plan, SiteChoice, TextPrediction, WeightChoice
 from gac.profiling.table import Profile
 from gac_extensions.lab.shapes.models import planner_of_shapes
-from gac_extensions.report.measured import read_measured
+from gac_extensions.report.charts import charts
+from gac_extensions.report.measured import MeasuredText, read_measured
 from gac_extensions.report.reasons import next_dims, reasons, trades
 from gac_extensions.report.render import report_page
 from gac_extensions.report.sources import Sources
 from gac_extensions.report.tables import about_dense, stayed_dense
-from tests.allocation.small_problems import PREFILL, measured, profile
+from gac_extensions.report.verdicts import verdicts
+from tests.allocation.small_problems import DECODE, PREFILL, measured, problem, profile
 from tests.changed import changed_recipe, with_measured, with_recipe
-from tests.reporting.report_plans import by_rule, decided, renamed, rounded, rounding, whole_range
+from tests.reporting.report_plans import LOSSES, SLOPE, by_rule, decided, renamed, rounded, rounding, whole_range
 
 
 def page_of(plan: Plan, **beside: Any) -> str:
@@ -82,8 +84,8 @@ def test_every_cell_has_form_params_loss_latency_and_reasons() -> None:
 def test_other_plans_stand_beside_it_and_a_rule_says_how_far_it_is_from_the_best() -> None:
     page = page_of(decided(), name="ours", against={"theirs": by_rule()})
     assert ["In theirs", "low_rank\N{NO-BREAK SPACE}3"] in cells(page)[0]["facts"]
-    headings = "Mark Plan Kept Over Loss Perplexity prefill:1x8 Aligned Weights Bits Model Of the model KV cache Proof"
-    assert f"{headings} Weights that differ P ours 0.6667" in words(page)
+    assert "Plan P, ours A, theirs Kept 0.6667 0.5000 Over 0 0 Loss" in words(page)
+    assert "Proof optimal optimal Weights that differ 2" in words(page)
     plan = by_rule()
     proof = replace(plan.certificate, status="feasible", lower_bound=plan.certificate.value - 0.5, gap=0.5)
     said = words(page_of(replace(plan, certificate=proof)))
@@ -103,6 +105,47 @@ def test_a_frontier_is_drawn_and_its_other_settings_are_said() -> None:
     assert page.count('class="line"') == 1
 
 
+def test_times_rates_and_perplexity_come_first() -> None:
+    said = words(page_of(decided()))
+    time = (
+        "Summary Time over dense, prefill:1x8 0.667x 100,000,000 tokens/s, 66,666,667 dense; 80 ns of 120 ns; targeted"
+    )
+    assert f"{time} weights alone Predicted perplexity 42.52 7.39 dense; 5.755x Whole model" in said
+
+
+def test_a_plan_that_the_dense_model_or_the_frontier_beats_says_so_first() -> None:
+    plan = decided(workloads=[PREFILL, DECODE])
+    assert verdicts(Sources(decided())) == ()
+    (slower,) = verdicts(Sources(plan))
+    assert slower == (
+        "The dense model is faster at decode:1@8, and loses nothing: the plan takes 3.000 times as long, and its "
+        "perplexity is 5.755 times as high (predicted). It saves memory alone there: 19.8 kB instead of 20.0 kB for "
+        "the model."
+    )
+    assert f"Summary {slower} Time over dense" in words(page_of(plan))
+    measured = Sources(plan, measured=(MeasuredText("wiki", 10.0, 12.0),))
+    assert "its perplexity is 1.200 times as high (measured)" in verdicts(measured)[0]
+    assert verdicts(replace(measured, measured=(MeasuredText("wiki", 10.0, 9.0),))) == ()
+    halved = frontier(problem([[loss / 2 for loss in losses] for losses in LOSSES], SLOPE), points=7)
+    assert verdicts(Sources(decided(), frontier=halved)) == (
+        "The frontier has a better choice, at 0.7222 of the parameters: no slower, 0.875 instead of 1.75 nats a token "
+        "lost, 0.4 kB instead of 0.4 kB of targeted weights.",
+    )
+    faster = frontier(problem(LOSSES, [ns // 2 for ns in SLOPE]), points=7)
+    (larger,) = verdicts(Sources(decided(), frontier=faster))
+    assert larger.startswith("The frontier has a better choice where memory does not decide, at 0.8611 of the param")
+    assert verdicts(Sources(decided(), frontier=whole_range())) == ()
+    assert verdicts(Sources(with_recipe(decided(), shots=2), frontier=halved)) == ()
+
+
+def test_perplexity_ends_at_three_times_the_dense_one() -> None:
+    by_param, _ = charts(Sources(decided(), "ours", {"theirs": by_rule()}, whole_range()))
+    assert by_param["cut"] == "cut at 3x dense: 5 points, A, P above"
+    assert [mark.y for mark in by_param["marks"][1:]] == [min(mark.y for mark in by_param["marks"])] * 2
+    assert "perplexity 42.52" in by_param["marks"][-1].words
+    assert charts(Sources(decided(1.0)))[0]["cut"] == ""
+
+
 def test_what_the_table_lacks_is_said() -> None:
     page = page_of(decided(), profile=profile([]))
     assert "the latency table holds no time of 4 or of the next dims" in cells(page)[0]["reasons"][-1]
@@ -120,7 +163,7 @@ def test_bytes_bits_and_schemes_are_said() -> None:
     assert (bits, of_model) == (8 * 252 / 288, 8 * model / 10_000)
     said = words(page_of(plan))
     assert "Targeted weights 0.3 kB 0.6 kB dense; 7.00 bits each" in said
-    assert "Whole model 19.7 kB 20.0 kB dense; 15.74 bits each" in said
+    assert "Whole model 1.968e-05 GB 2e-05 GB dense; 15.74 bits each" in said
     assert "Memory 252 of 576 bytes: 0.4375 kept, 253 allowed; 19,676 of 20,000 bytes of the whole model" in said
     assert "7.00 bits per dense parameter, 15.74 in the whole model; 2 w4a16" in said
     assert "Price of a million bytes" in said
@@ -312,7 +355,20 @@ def test_losses_by_text_stand_beside_what_was_measured(tmp_path: Path) -> None:
     for row in ("wiki 10.00 +0.2500 +0.1823 12.00 1.200", "news 20.00 +0.4055 30.00 1.500", "self 20.00 +0.5000"):
         assert row in read
     assert "geometric mean +0.2939 1.342" in read
-    assert "Measured perplexity 1.342x of dense; 2 texts" in read
+    assert "Measured perplexity 1.342x of dense; 2 texts; 5.755x predicted Whole model" in read
+
+
+def test_losses_of_a_healed_model_stand_beside_predictions_for_the_model_before(tmp_path: Path) -> None:
+    plan = decided()
+    plan = with_measured(plan, calibration=replace(plan.measured.calibration, text="wiki"))
+    document = evaluated(plan)
+    document["models"][1]["plan"]["healed"] = [{"tokens": 1}]
+    (tmp_path / "eval.json").write_text(json.dumps(document), encoding="utf-8")
+    texts = read_measured(tmp_path / "eval.json", plan)
+    said = words(page_of(plan, measured=texts))
+    assert "text dense predicted loss before healing loss perplexity ratio" in said
+    assert "The model was healed after it was compressed, which predictions do not count." in said
+    assert "of dense; 2 texts; 5.755x predicted before healing" in said
 
 
 def test_one_text_is_measured_beside_the_prediction_of_the_plan(tmp_path: Path) -> None:
