@@ -254,7 +254,8 @@ class PairedRun:
         return lambda _module, inputs, _output: heard.append(self._kept(inputs[0]))
 
     def _output_to(self, heard: list[Tensor]) -> Callable[..., None]:
-        return lambda _module, _inputs, output: heard.append(self._kept(output))
+        # A copy, because Falcon's layers add to it in place.
+        return lambda _module, _inputs, output: heard.append(self._kept(output.clone()))
 
 
 def _flat(tensor: Tensor) -> Tensor:

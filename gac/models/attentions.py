@@ -6,7 +6,10 @@ from typing import Any
 from gac.core.operations import Operation, attend
 from gac.runtime.contract import COMPRESSED
 
-WITHOUT_HEAD_KEYS = ("gpt2", "gpt_neox", "opt")
+WITHOUT_HEAD_KEYS = (
+    *("biogpt", "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "mpt", "opt"),
+    *("persimmon", "xglm"),
+)
 """Architectures that read neither ``num_key_value_heads`` nor ``head_dim``, which a config may hold all the same."""
 
 
@@ -29,7 +32,12 @@ def heads_of(config: Any) -> Heads:
     """Heads of every layer; the heads are as long as the hidden size leaves them where the config does not say."""
     queries = config.num_attention_heads
     if getattr(config, "model_type", "").removeprefix(COMPRESSED) in WITHOUT_HEAD_KEYS:
-        return Heads(queries, queries, config.hidden_size // queries)
+        cached = queries
+        if getattr(config, "new_decoder_architecture", False):  # of Falcon
+            cached = config.num_kv_heads
+        elif getattr(config, "multi_query", False):
+            cached = 1
+        return Heads(queries, cached, config.hidden_size // queries)
     length = getattr(config, "head_dim", None) or config.hidden_size // queries
     return Heads(queries, getattr(config, "num_key_value_heads", None) or queries, length)
 

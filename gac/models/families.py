@@ -14,6 +14,7 @@ from gac.runtime.contract import COMPRESSED
 
 MOST_LAYERS = 4096
 _SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+_CACHED = ("multi_query", "new_decoder_architecture", "num_kv_heads")  # which tell the key-value heads of some
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,13 @@ class Family:
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # to the MLP's neurons: gate and up, or the only one
     down: str = "mlp.down_proj"
     blocks: int = 1  # consecutive vectors of neurons in the output of each of ``up``: 2 where it is gate above up
-    neurons: str = "intermediate_size"  # the config's key; where it holds None, they are 4 times the hidden size
+    neurons: str | None = "intermediate_size"  # the config's key; without a number, they are 4 times the hidden size
     norms: tuple[str, str] | None = None  # between the outputs of ``output`` and ``down`` and the residual stream
     # The input norms of the attention and the MLP alone; no name where there is no such norm.
     before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     factor: str | None = None  # the config's key for the factor of those outputs before the stream
     pre_norm: str | None = None  # the config's flag without which the residual stream itself passes norms
+    skips: bool = True  # attentions and MLPs return what is added to the residual stream, and not their sum with it
 
     def sites(self, config: Any) -> tuple[Site, ...]:
         """Every site in model order, from a transformers config; a ModelError if no model can have these sizes."""
@@ -70,7 +72,7 @@ class Family:
         """The values of the config that determine the sizes in ``sites``; errors as there."""
         self._check(config)
         model_type = config.model_type.removeprefix(COMPRESSED)
-        names = ("num_hidden_layers", *_SIZES, self.neurons, *filter(None, [self.pre_norm]))
+        names = ("num_hidden_layers", *_SIZES, *_CACHED, *filter(None, [self.neurons, self.pre_norm]))
         return (model_type, *(getattr(config, name, None) for name in names))
 
     def residual_path(self, config: Any, weight: str) -> ResidualPath:
@@ -102,10 +104,10 @@ class Family:
         *first, last = weights
         for weight in (*first, last):
             side: Side = "in" if weight is last else "out"
-            yield replace(weight, block=side) if skippable and last.to_residual else weight
+            yield replace(weight, block=side) if skippable and self.skips and last.to_residual else weight
 
     def _check(self, config: Any) -> None:
-        names = (*_SIZES, self.neurons)
+        names = (*_SIZES, *filter(None, [self.neurons]))
         for name, most in (("num_hidden_layers", MOST_LAYERS), *((name, LARGEST_SIZE) for name in names)):
             size = getattr(config, name, None)
             if size is not None and not 1 <= size <= most:
@@ -140,7 +142,7 @@ class Family:
 
     def _mlp(self, config: Any) -> Iterator[Weight]:
         hidden = config.hidden_size
-        neurons = getattr(config, self.neurons) or 4 * hidden
+        neurons = (getattr(config, self.neurons) if self.neurons else None) or 4 * hidden
         group = _owner(self.up[0]) if len(self.up) > 1 else None
         for name in self.up:
             yield Weight(name, self.blocks * neurons, hidden, neurons="out", input_group=group, blocks=self.blocks)
@@ -157,7 +159,7 @@ def _owner(name: str) -> str:
 
 
 LLAMA = (  # architectures whose layers are named and shaped as Llama's: q/k/v/o and a gated MLP, GQA, any head_dim
-    *("ernie4_5", "gemma", "hunyuan_v1_dense", "llama", "ministral", "mistral"),
+    *("cwm", "ernie4_5", "gemma", "helium", "hunyuan_v1_dense", "llama", "ministral", "ministral3", "mistral", "olmo"),
     *("qwen2", "qwen3", "seed_oss", "smollm3"),
 )
 
@@ -167,10 +169,13 @@ LLAMA_PARALLEL = ("cohere", "cohere2", "stablelm")
 LLAMA_NORMED = ("exaone4", "olmo2", "olmo3")
 """The same, but norms stand behind o_proj and down_proj, and none before attention and MLP."""
 
-LAYER_NORMS = ("gpt2", "gpt_neox", "nemotron", "opt", "starcoder2")
+LAYER_NORMS = (
+    *("biogpt", "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "jais2", "mpt"),
+    *("nemotron", "olmo", "opt", "persimmon", "starcoder2", "xglm"),
+)
 """Architectures with a LayerNorm before attention and MLP; it has no kernel that quantises its output."""
 
-FIXED_HEADS = ("nemotron", "olmo2", "olmo3", "opt", "stablelm")
+FIXED_HEADS = ("biogpt", "gptj", "nemotron", "olmo2", "olmo3", "opt", "stablelm", "xglm")
 """Architectures whose attention needs the number of heads of the config, or whose norms pass over all heads."""
 
 _ALL = (
@@ -182,9 +187,13 @@ _ALL = (
         norms=("post_attention_layernorm", "post_feedforward_layernorm"),
         before=("input_layernorm", "pre_feedforward_layernorm"),
     ),
-    Family(("granite",), factor="residual_multiplier"),
-    Family(("apertus",), up=("mlp.up_proj",), before=("attention_layernorm", "feedforward_layernorm")),
-    Family(("arcee", "nemotron"), up=("mlp.up_proj",)),
+    Family(("granite", "granite_swa"), factor="residual_multiplier"),
+    Family(("vaultgemma",), before=("input_layernorm", "pre_feedforward_layernorm")),
+    Family(
+        ("apertus", "apertus1p5_text"), up=("mlp.up_proj",), before=("attention_layernorm", "feedforward_layernorm")
+    ),
+    Family(("arcee", "jais2", "nemotron"), up=("mlp.up_proj",)),
+    Family(("nanochat",), up=("mlp.fc1",), down="mlp.fc2"),
     Family(("starcoder2",), up=("mlp.c_fc",), down="mlp.c_proj"),
     Family(
         ("phi",),
@@ -205,6 +214,24 @@ _ALL = (
         before=("self_attn_layer_norm", ""),
         pre_norm="do_layer_norm_before",
     ),
+    Family(
+        ("xglm",),
+        last_norm="model.layer_norm",
+        output="self_attn.out_proj",
+        up=("fc1",),
+        down="fc2",
+        neurons="ffn_dim",
+        before=("self_attn_layer_norm", ""),
+    ),
+    Family(
+        ("biogpt",),
+        "biogpt.layers",
+        "biogpt.layer_norm",
+        output="self_attn.out_proj",
+        up=("fc1",),
+        down="fc2",
+        before=("self_attn_layer_norm", ""),
+    ),
     Family(("glm",), up=("mlp.gate_up_proj",), blocks=2),
     Family(("glm4",), up=("mlp.gate_up_proj",), blocks=2, norms=("post_self_attn_layernorm", "post_mlp_layernorm")),
     Family(("phi3",), qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",), blocks=2),
@@ -218,6 +245,81 @@ _ALL = (
         down="mlp.c_proj",
         neurons="n_inner",
         before=("ln_1", "ln_2"),
+    ),
+    Family(
+        ("gpt_bigcode",),
+        layers="transformer.h",
+        last_norm="transformer.ln_f",
+        qkv=("attn.c_attn",),
+        output="attn.c_proj",
+        up=("mlp.c_fc",),
+        down="mlp.c_proj",
+        neurons="n_inner",
+        before=("ln_1", "ln_2"),
+    ),
+    Family(
+        ("gptj",),
+        layers="transformer.h",
+        last_norm="transformer.ln_f",
+        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+        output="attn.out_proj",
+        up=("mlp.fc_in",),
+        down="mlp.fc_out",
+        neurons="n_inner",
+        before=("", ""),
+    ),
+    Family(
+        ("codegen",),
+        layers="transformer.h",
+        last_norm="transformer.ln_f",
+        qkv=("attn.qkv_proj",),
+        output="attn.out_proj",
+        up=("mlp.fc_in",),
+        down="mlp.fc_out",
+        neurons="n_inner",
+        before=("", ""),
+    ),
+    Family(
+        ("bloom",),
+        layers="transformer.h",
+        last_norm="transformer.ln_f",
+        qkv=("self_attention.query_key_value",),
+        output="self_attention.dense",
+        up=("mlp.dense_h_to_4h",),
+        down="mlp.dense_4h_to_h",
+        neurons=None,
+        skips=False,
+    ),
+    Family(
+        ("falcon",),
+        layers="transformer.h",
+        last_norm="transformer.ln_f",
+        qkv=("self_attention.query_key_value",),
+        output="self_attention.dense",
+        up=("mlp.dense_h_to_4h",),
+        down="mlp.dense_4h_to_h",
+        neurons="ffn_hidden_size",
+        before=("", ""),
+    ),
+    Family(
+        ("mpt",),
+        layers="transformer.blocks",
+        last_norm="transformer.norm_f",
+        qkv=("attn.Wqkv",),
+        output="attn.out_proj",
+        up=("ffn.up_proj",),
+        down="ffn.down_proj",
+        neurons=None,
+        before=("norm_1", "norm_2"),
+        skips=False,
+    ),
+    Family(
+        ("persimmon",),
+        last_norm="model.final_layernorm",
+        qkv=("self_attn.query_key_value",),
+        output="self_attn.dense",
+        up=("mlp.dense_h_to_4h",),
+        down="mlp.dense_4h_to_h",
     ),
     Family(
         ("gpt_neox",),

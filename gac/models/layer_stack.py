@@ -65,6 +65,8 @@ class LayerStack:
     def run(self, layer: int, hidden: Tensor) -> Tensor:
         """A layer's output for hidden states ``(windows, tokens, hidden)``."""
         args, kwargs = self._calls[layer]
+        args = tuple(_for_windows(len(hidden), "", value) for value in args)
+        kwargs = {name: _for_windows(len(hidden), name, value) for name, value in kwargs.items()}
         output = self.layers[layer](hidden, *args, **kwargs)
         self._extra_outputs = None if isinstance(output, Tensor) else (None,) * (len(output) - 1)
         states: Tensor = output if isinstance(output, Tensor) else output[0]
@@ -101,6 +103,16 @@ class LayerStack:
         if not _same(self._calls.setdefault(layer, call), call):
             raise _not_a_decoder(self.model, f"whose layer {layer} also takes what differs between windows")
         seen(layer, args[0])
+
+
+def _for_windows(windows: int, name: str, recorded: Any) -> Any:
+    """A recorded argument for several windows: not all layers broadcast masks; the rows of ``alibi`` are heads."""
+    if windows > 1 and isinstance(recorded, Tensor):
+        if name == "alibi":
+            return recorded.repeat(windows, 1, 1)
+        if recorded.dim() == 4 and len(recorded) == 1:
+            return recorded.expand(windows, -1, -1, -1)
+    return recorded
 
 
 class StopLayerError(Exception):

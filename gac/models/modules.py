@@ -68,10 +68,11 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 
 def last_norm_of(model: nn.Module) -> str | None:
-    """Name of the norm before the head; None: the model has none, as OPT with norms after its layers."""
+    """Name of the norm before the head; None: it has no gains (OLMo), or is missing (OPT with norms behind)."""
     name = family_of(model.config).last_norm
     parent, _, attribute = name.rpartition(".")
-    return name if isinstance(getattr(model.get_submodule(parent), attribute), nn.Module) else None
+    norm = getattr(model.get_submodule(parent), attribute)
+    return name if getattr(norm, "weight", None) is not None else None
 
 
 def input_device(model: Any) -> torch.device:

@@ -31,7 +31,7 @@ from tests.compression.compressed import WIDTH, MakePlan
 from tests.models.small import every_layout, small_config, small_model, weights_of
 from tests.small_pipeline import Small
 
-BEHIND = ("exaone4", "gemma2", "gemma3_text", "glm4", "granite", "olmo2", "olmo3")
+BEHIND = ("exaone4", "gemma2", "gemma3_text", "glm4", "granite", "granite_swa", "olmo2", "olmo3")
 """Where a norm or a factor comes before the residual stream."""
 
 

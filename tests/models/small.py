@@ -22,11 +22,20 @@ SMALL = {
     "pad_token_id": 257,
 }
 NEURONS = 176
+ODD: dict[str, dict[str, Any]] = {
+    "codegen": {"rotary_dim": 8},
+    "gptj": {"rotary_dim": 8},
+    "helium": {"head_dim": 16},
+}
+"""What some architectures need besides."""
 
 LAYOUTS = ("llama", "cohere2", "gemma3_text", "glm", "gpt2", "granite", "olmo2", "opt", "phi3")
 """Separate q, k, v; one norm for both blocks and sliding windows; norms on both sides; stacked gate and up; Conv1D,
 stacked q, k, v and LayerNorm; a factor; norms behind only and fixed heads; no gate and another name of everything;
 q, k, v and gate, up stacked."""
+
+STACKED = ("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "persimmon", "phi3")
+"""Queries, keys and values are one weight."""
 
 FEW = ("llama", "gemma3_text", "gpt2", "phi3")
 every_layout = pytest.mark.parametrize(
@@ -39,9 +48,12 @@ every_family = pytest.mark.parametrize("model_type", supported())
 def small_config(model_type: str, **changed: Any) -> Any:
     """Two layers; 4 heads that are wider than the hidden size of 64 and share 2 values, where the architecture can."""
     kind = CONFIG_MAPPING[model_type]
-    named = {kind.attribute_map.get(name, name): value for name, value in (SMALL | changed).items()}
+    named = {
+        kind.attribute_map.get(name, name): value for name, value in (SMALL | ODD.get(model_type, {}) | changed).items()
+    }
     known = vars(kind()).keys()
-    neurons = {family_of(kind()).neurons: NEURONS}
+    key = family_of(kind()).neurons
+    neurons = {} if key is None else {key: NEURONS}
     return kind(**{name: value for name, value in named.items() if name in known}, **neurons)
 
 
