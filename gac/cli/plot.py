@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -179,16 +180,33 @@ def prediction(files: tuple[str, ...], title: str | None) -> Any:
 
 
 def outcomes_of(path: Path) -> list[Any]:
-    """The predicted and the measured loss of each model of a report that has both; a GacError if none has."""
+    """The predicted and the measured loss of each model of a report, on each text that has both.
+
+    Raises:
+        GacError: no text has.
+    """
     expected = "a report of gac eval DIR --against MODEL -o REPORT.json"
     report = read_document(path, "report", expected, GacError)
     models = report.get("models") if isinstance(report, dict) else None
     entries = [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
-    fields = ("predicted", "log_ratio")
-    entries = [entry for entry in entries if all(isinstance(entry.get(name), (int, float)) for name in fields)]
-    if not entries:
+    outcomes = []
+    for entry in entries:
+        plan, also = entry.get("plan"), entry.get("also")
+        name = path.stem if len(entries) == 1 else f"{path.stem} {entry.get('name')}"
+        name += ", healed since" if isinstance(plan, dict) and plan.get("healed") else ""
+        losses = filter(None, map(_losses, (entry, *(also if isinstance(also, list) else ()))))
+        outcomes += [gac.plots.Outcome(f"{name}, {text}", *both) for text, *both in losses]
+    if not outcomes:
         problem = f"report {path} has no predicted and measured loss"
         raise GacError(problem, expected, "Evaluate a compressed directory against the model it was made of.")
-    names = [path.stem if len(entries) == 1 else f"{path.stem} {entry.get('name')}" for entry in entries]
-    losses = ([float(entry[field]) for field in fields] for entry in entries)
-    return [gac.plots.Outcome(name, *both) for name, both in zip(names, losses, strict=True)]
+    return outcomes
+
+
+def _losses(figures: Any) -> tuple[str, float, float] | None:
+    """A text, with the predicted and the measured loss on it; None where one of them is unknown."""
+    try:
+        measured, perplexity = figures["log_ratio"], figures["perplexity"]
+        predicted = log(figures["predicted_perplexity"] / perplexity["value"]) + measured
+        return Path(perplexity["text"]).name, predicted, float(measured)
+    except (KeyError, TypeError, ValueError, ArithmeticError):
+        return None

@@ -1,6 +1,7 @@
 """Plans and frontiers on the command line: compared, verified, shown, drawn, and reported on."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from transformers import LlamaConfig
 
 from gac.allocation.frontier import Frontier
+from gac.cli.plot import outcomes_of
 from gac.plan.plan import Plan
 from gac.profiling.table import Profile
 from tests.allocation.small_problems import PREFILL
@@ -171,9 +173,23 @@ def places(make_plan: MakePlan, tiny_config: LlamaConfig, tmp_path: Path) -> dic
     points = whole_range()
     points.save(tmp_path / "frontier.json")
     points.plan(1).save(tmp_path / "point.json")
-    (tmp_path / "report.json").write_text(json.dumps({"models": [{"predicted": 0.2, "log_ratio": 0.25}]}))
+    measured = {"log_ratio": 0.25, "predicted_perplexity": 12.0, "perplexity": {"text": "wiki", "value": 13.0}}
+    (tmp_path / "report.json").write_text(json.dumps({"models": [measured]}))
     write_profile(tmp_path / "gpu.jsonl", ranks(), lambda point: point.operation.axes["r"])
     return {path.stem: path for path in tmp_path.iterdir()}
+
+
+def test_losses_of_a_report_are_compared_text_by_text(tmp_path: Path) -> None:
+    def on(text: str, **predicted: float) -> dict[str, Any]:
+        return {"perplexity": {"text": f"texts/{text}", "value": 13.0}, "log_ratio": 0.25} | predicted
+
+    also = [on("news"), on("code", predicted_perplexity=13.0), "text"]
+    models = [on("wiki", predicted_perplexity=26.0) | {"plan": {"healed": [{}]}, "also": also}]
+    (tmp_path / "report.json").write_text(json.dumps({"models": models}))
+    wiki, code = outcomes_of(tmp_path / "report.json")
+    assert (wiki.name, code.name) == ("report, healed since, wiki", "report, healed since, code")
+    assert (wiki.predicted, wiki.measured) == (pytest.approx(math.log(2) + 0.25), 0.25)
+    assert (code.predicted, code.measured) == (0.25, 0.25)
 
 
 FIGURES = (

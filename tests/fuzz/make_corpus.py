@@ -19,6 +19,7 @@ from tests.cli.commands import ranks, write_profile
 from tests.fixtures import _make_plan
 from tests.fuzz.targets import SEPARATOR
 
+MEASURED = {"log_ratio": 0.05, "predicted_perplexity": 12, "perplexity": {"text": "wiki", "value": 12}}
 CORPUS = Path(__file__).parent / "corpus"
 CHANGES = {
     "model.layers.0.self_attn.q_proj": ("low_rank", 24),
@@ -42,7 +43,7 @@ def main() -> None:
         "frontier/small": to_json(frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=3)),
         "checkpoint/small": _checkpoint(config, plan),
         "config/small": json.dumps(config.to_dict()).encode(),
-        "report/small": b'{"models": [{"name": "small", "predicted": 0.07, "log_ratio": 0.05}], "against": {}}',
+        "report/small": json.dumps({"models": [MEASURED]}).encode(),
         "name/prefill": b"prefill:1x1024",
         "name/decode": b"decode:1@1024",
         "name/latent": b"latent:2",

@@ -119,14 +119,14 @@ def test_a_file_that_cannot_be_is_refused(target: str, data: bytes, message: str
         TARGETS[target](data)
 
 
-LARGE = '{"models": [{"log_ratio": 1, "predicted": 1e308}]}'
+LARGE = '{"models": [{"log_ratio": 1e308, "predicted_perplexity": 1, "perplexity": {"text": "t", "value": 1}}]}'
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[" * 100_000, "report r.json cannot be read: Invalid JSON: maximum recursion depth exceeded"),
-        (LARGE, "r: predicted 1e+308, measured 1.0; expected finite losses"),
+        (LARGE, "r, t: predicted 1e+308, measured 1e+308; expected finite losses"),
         ("0," * 2_000_001, "report r.json cannot be read: 2,000,001 commas, more than 2,000,000"),
         ("\udcff", "report r.json cannot be read: Invalid JSON: 'utf-8' codec can't decode byte 0xff"),
     ],

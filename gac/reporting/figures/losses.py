@@ -42,7 +42,7 @@ def prediction(outcomes: Sequence[Outcome], *, title: str | None = None, ax: "Ax
         ax.fill_between([0, top], low, high, color="#DDDDDD", lw=0, label=f"within {_BAND:g}x", zorder=1)
         ax.plot(predicted, measured, "o", color=COLOURS[0], ms=4.5, zorder=3)
         for outcome in outcomes:  # the name to the left of those near the right edge
-            right = outcome.predicted > 0.6 * top
+            right = outcome.predicted > 0.5 * top
             place: dict[str, Any] = {"textcoords": "offset points", "ha": "right" if right else "left", "va": "top"}
             point = outcome.predicted, outcome.measured
             ax.annotate(outcome.name, point, (-6 if right else 6, -3), fontsize=6.5, **place)
