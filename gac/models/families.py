@@ -42,7 +42,7 @@ class Family:
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # to the MLP's neurons: gate and up, or the only one
     down: str = "mlp.down_proj"
     blocks: int = 1  # consecutive vectors of neurons in the output of each of ``up``: 2 where it is gate above up
-    neurons: str | None = "intermediate_size"  # the config's key; without a number, they are 4 times the hidden size
+    neurons: str = "intermediate_size"  # the config's key; without one, or a number there, 4 times the hidden size
     norms: tuple[str, str] | None = None  # between the outputs of ``output`` and ``down`` and the residual stream
     # The input norms of the attention and the MLP alone; no name where there is no such norm.
     before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
@@ -287,7 +287,7 @@ _ALL = (
         output="self_attention.dense",
         up=("mlp.dense_h_to_4h",),
         down="mlp.dense_4h_to_h",
-        neurons=None,
+        neurons="",
         skips=False,
     ),
     Family(
@@ -309,7 +309,7 @@ _ALL = (
         output="attn.out_proj",
         up=("ffn.up_proj",),
         down="ffn.down_proj",
-        neurons=None,
+        neurons="",
         before=("norm_1", "norm_2"),
         skips=False,
     ),

@@ -53,7 +53,7 @@ def small_config(model_type: str, **changed: Any) -> Any:
     }
     known = vars(kind()).keys()
     key = family_of(kind()).neurons
-    neurons = {} if key is None else {key: NEURONS}
+    neurons = {key: NEURONS} if key else {}
     return kind(**{name: value for name, value in named.items() if name in known}, **neurons)
 
 
