@@ -20,12 +20,17 @@ _COLOUR, _PLAN_COLOUR = COLOURS[:2]
 _PLAN_MARKERS = ("*", *MARKERS[1:])
 
 
-def axis_of(against: str, dense: float) -> tuple[float, str]:
-    """The divisor of amounts or ns on an axis that reaches to the dense model, and the axis label with the unit."""
+def axis_of(against: str, dense: float, *, steps: bool) -> tuple[float, str]:
+    """The divisor of amounts or ns on an axis that reaches to the dense model, and the axis label with the unit.
+
+    Args:
+        steps: latencies are those of whole steps, not of the targeted weights alone.
+    """
     cost = COSTS.get(against)
     scale, unit = time_unit(dense) if cost is None else cost.scale(dense)
-    of_weights = " of the targeted weights" if cost is None or cost.of_weights else ""
-    return scale, f"{'latency' if cost is None else cost.label}{of_weights} ({unit})"
+    if cost is None:
+        return scale, f"latency of {'a step' if steps else 'the targeted weights'} ({unit})"
+    return scale, f"{cost.label}{' of the targeted weights' if cost.of_weights else ''} ({unit})"
 
 
 def costs_of(plan: Plan) -> dict[str, int]:
@@ -121,7 +126,8 @@ def plot_frontier(
         raise GacError(f"a frontier against {against!r}", f"one of {', '.join(axes)}", "Name one of these.")
     # one unit for the latencies of the whole figure
     largest = axes[against] if against in COSTS else max(ns or 0 for ns in frontier.dense_ns)
-    scale, label = axis_of(against, largest)
+    rest = dict(zip(frontier.workloads, frontier.rest_ns, strict=True)).get(against)
+    scale, label = axis_of(against, largest, steps=bool(rest))
     with panel(ax, (4.6, 3.2)) as ax:
         _plot(ax, frontier, against, axes[against], scale, plans)
         _plot_others(ax, others, against, scale)

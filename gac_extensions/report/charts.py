@@ -46,7 +46,7 @@ def _chart(sources: Sources, against: str) -> dict[str, Any]:
     plan, frontier = sources.plan, sources.frontier
     times = {timed.workload: timed for timed in plan.workloads}
     dense = plan.amount(against)[1] if against in COSTS else times[against].dense_ns or 0
-    scale, label = axis_of(against, dense)
+    scale, label = axis_of(against, dense, steps=against in times and bool(times[against].rest_ns))
     plans = [(letter_of(number), *other) for number, other in enumerate(sources.against.items())]
     perplexity = plan.prediction.dense_perplexity
     points = [("D", "dense", dense / scale, perplexity, perplexity)]

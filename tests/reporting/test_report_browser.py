@@ -83,6 +83,7 @@ def test_nothing_scrolls_sideways_and_axes_can_be_read(opened: Callable[..., Pag
     plan, points = Plan.load(plans / "gac.json"), Frontier.load(plans / "frontier.json")
     page = opened(Sources(plan, "gac", others, points, measured=(MeasuredText("wiki", 10.0, 12.0),)), size)
     assert page.evaluate(WIDER) == []
+    assert violations(page) == []
     assert page.evaluate(SMALLEST) >= 11  # pixels, of letters and of numbers on the axes
 
 
