@@ -137,7 +137,7 @@ def _draw(
         here = _kind(choice) == form or not choice.dim
         height = choice.dim if here else lines[-1 if choice.is_dense else 0]
         style = marker(number, hollow=not choice.aligned, size=4.0 if here else 2.6)
-        ax.plot([layer + shift], [height], **style, zorder=3)
+        ax.plot([layer + shift], [height], **style, zorder=3, clip_on=False)  # a skipped block has 0
         if here and form_named(choice.form).shortening(choice.dim)[0].shortens(choice.weight):
             ax.plot([layer + shift], [height], "_", color="black", ms=5.5, mew=0.8, zorder=4)
 
