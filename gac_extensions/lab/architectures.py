@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from gac.core.errors import ModelError
 from gac.models.families import family_of, supported, text_config
+from gac.runtime.contract import COMPRESSED
 
 TAKEN, EXPERTS, ENTRY, TOWER = "taken", "a mixture of experts", "could be an entry", "a multimodal model, tower known"
 _KIND = re.compile(r"^model type '[^']*', (?P<kind>.*)$")
@@ -38,7 +39,8 @@ class Verdict:
 def architectures() -> tuple[str, ...]:
     """The ``model_type`` of every causal and image-text-to-text architecture of transformers."""
     mappings: tuple[Mapping[Any, Any], ...] = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
-    return tuple(sorted(name for name, config in CONFIG_MAPPING.items() if any(config in each for each in mappings)))
+    known = (name for name, config in CONFIG_MAPPING.items() if any(config in each for each in mappings))
+    return tuple(sorted(name for name in known if not name.startswith(COMPRESSED)))
 
 
 def verdict_of(model_type: str) -> Verdict:

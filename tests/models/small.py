@@ -25,7 +25,6 @@ NEURONS = 176
 ODD: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
     "gptj": {"rotary_dim": 8},
-    "helium": {"head_dim": 16},
 }
 """What some architectures need besides."""
 
@@ -51,6 +50,8 @@ def small_config(model_type: str, **changed: Any) -> Any:
     named = {
         kind.attribute_map.get(name, name): value for name, value in (SMALL | ODD.get(model_type, {}) | changed).items()
     }
+    if model_type == "helium":  # whose o_proj has the hidden size on both sides
+        named["head_dim"] = named["hidden_size"] // named["num_attention_heads"]
     known = vars(kind()).keys()
     key = family_of(kind()).neurons
     neurons = {key: NEURONS} if key else {}
