@@ -48,7 +48,7 @@ class Family:
     before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     factor: str | None = None  # the config's key for the factor of those outputs before the stream
     pre_norm: str | None = None  # the config's flag without which the residual stream itself passes norms
-    skips: bool = True  # attentions and MLPs return what is added to the residual stream, and not their sum with it
+    skips: bool = True  # attentions and MLPs return what is added to the residual stream, not their sum, out of place
 
     def sites(self, config: Any) -> tuple[Site, ...]:
         """Every site in model order, from a transformers config; a ModelError if no model can have these sizes."""
@@ -300,6 +300,7 @@ _ALL = (
         down="mlp.dense_4h_to_h",
         neurons="ffn_hidden_size",
         before=("", ""),
+        skips=False,
     ),
     Family(
         ("mpt",),
