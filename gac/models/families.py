@@ -171,9 +171,9 @@ LLAMA_NORMED = ("exaone4", "olmo2", "olmo3")
 
 LAYER_NORMS = (
     *("biogpt", "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "jais2", "mpt"),
-    *("nemotron", "olmo", "opt", "persimmon", "starcoder2", "xglm"),
+    *("nanochat", "nemotron", "olmo", "opt", "persimmon", "starcoder2", "xglm"),
 )
-"""Architectures with a LayerNorm before attention and MLP; it has no kernel that quantises its output."""
+"""Architectures with a LayerNorm, or a norm without gains, before attention and MLP; no kernel quantises its output."""
 
 FIXED_HEADS = ("biogpt", "gptj", "nemotron", "olmo2", "olmo3", "opt", "stablelm", "xglm")
 """Architectures whose attention needs the number of heads of the config, or whose norms pass over all heads."""
