@@ -163,7 +163,8 @@ def train(run: DistillationRun) -> Result:
 def _divergence(model: Any, dense: Any, text: HealingText, ranks: Ranks) -> float:
     with frozen(model), frozen(dense):
         batch = windows_per_pass(model, text.heldout.shape[1], ranks)
-        return mean_loss(model, dense, text.heldout, batch, ranks=ranks)
+        loss = mean_loss(model, dense, text.heldout, batch, ranks=ranks)
+    return max(loss, 0.0)  # rounding of equal models' logits may go below
 
 
 def _no_improvement(result: Result, budget: TrainingBudget) -> HealingError:

@@ -106,12 +106,12 @@ class LayerStack:
 
 
 def _for_windows(windows: int, name: str, recorded: Any) -> Any:
-    """A recorded argument for several windows: not all layers broadcast masks; the rows of ``alibi`` are heads."""
+    """A recorded argument for several windows: not all layers broadcast masks; rows of Bloom's ``alibi`` are heads."""
     if windows > 1 and isinstance(recorded, Tensor):
-        if name == "alibi":
-            return recorded.repeat(windows, 1, 1)
         if recorded.dim() == 4 and len(recorded) == 1:
             return recorded.expand(windows, -1, -1, -1)
+        if name == "alibi" and recorded.dim() == 3:
+            return recorded.repeat(windows, 1, 1)
     return recorded
 
 

@@ -89,6 +89,7 @@ def _check_linear(model: nn.Module, name: str) -> None:
     module = model.get_submodule(name)
     weight: Any = module.weight
     kinds = [kind for kind in (type(module), type(weight.data)) if kind not in (nn.Linear, Conv1D, torch.Tensor)]
+    kinds = [kind for kind in kinds if kind.__name__ != "FalconLinear"]  # which computes what nn.Linear does
     if kinds:
         raise ModelError(f"{name} is a {kinds[0].__name__}", "a plain linear weight: an nn.Linear", _remedy(model))
     if not weight.is_floating_point() or weight.element_size() < 2:

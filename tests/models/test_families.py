@@ -27,6 +27,7 @@ from gac.models.attentions import WITHOUT_HEAD_KEYS
 from gac.models.families import family_of, text_config
 from gac.models.linears import as_linear, check_sizes
 from gac.models.modules import last_norm_of
+from gac.models.plain import check_plain
 from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
 from tests.compression.applying import IDS, applied, logits
@@ -113,6 +114,13 @@ def test_full_dims_lose_nothing(model_type: str, make_plan: MakePlan) -> None:
     dense = logits(small_model(config))
     full = applied(small_model(config), make_plan(config, full_dims(weights_of(config))))
     assert (logits(full) - dense).abs().max() < 1e-4 * dense.abs().max()
+
+
+@every_family
+def test_a_fresh_model_of_every_family_passes_the_checks_before_measuring(model_type: str) -> None:
+    config = small_config(model_type)
+    check_plain(small_model(config), [weight.name for weight in weights_of(config)])
+    check_sizes(small_model(config), weights_of(config))
 
 
 @pytest.mark.slow
