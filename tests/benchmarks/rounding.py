@@ -16,11 +16,12 @@ from torch import Tensor
 from gac.forms.curvature.methods import Kfac
 from gac.forms.curvature.metric import Metric
 from gac.measurement.text import calibration_windows
+from gac.models.loading import load_model
 from gac.models.sites import Weight
 from gac.schemes import Scheme, scheme_named
 from gac.schemes.feedback import order
 from gac.schemes.feedback.order import Inputs
-from tests.benchmarks.harness import markdown, options, read, seen_of_layers, write
+from tests.benchmarks.harness import markdown, options, seen_of_layers, write
 
 SCHEMES = ("fp8", "w4a16:64", "w3a16:64", "w2a16:64")
 ROUNDS = 0.6
@@ -32,7 +33,7 @@ def main() -> None:
     parser = options(__doc__, "--model", "--calibration", "--output")
     parser.set_defaults(calibration="wiki-sample:40x512")
     asked = parser.parse_args()
-    loaded, method = read(asked.model), Kfac()
+    loaded, method = load_model(asked.model), Kfac()
     windows = calibration_windows(asked.calibration, loaded.tokenizer).ids
     first, rows = round(ROUNDS * len(windows)), []
     for weight, seen in seen_of_layers(loaded.model, method, windows[:first], windows[first:]):

@@ -25,12 +25,13 @@ from gac.forms.decomposition import with_rotated_latents
 from gac.forms.low_rank.torch import even_rank
 from gac.forms.tensors import Statistics, tensors_of
 from gac.measurement.text import calibration_windows
+from gac.models.loading import load_model
 from gac.models.sites import Weight
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.storage.modules import plain_state
 from gac.schemes import Scheme, scheme_named
 from gac.schemes.feedback.order import Inputs
-from tests.benchmarks.harness import markdown, options, read, seen_of_layers, write
+from tests.benchmarks.harness import markdown, options, seen_of_layers, write
 
 SCHEMES = ("w4a16:64", "w3a16:64")
 QUARTERS = (1, 2, 3, 4)
@@ -62,7 +63,7 @@ def main() -> None:
     parser = options(__doc__, "--model", "--calibration", "--output")
     parser.set_defaults(calibration="wiki-sample:16x512")
     asked = parser.parse_args()
-    loaded, method = read(asked.model), Kfac()
+    loaded, method = load_model(asked.model), Kfac()
     windows = calibration_windows(asked.calibration, loaded.tokenizer)
     rows = []
     for weight, (moments,) in seen_of_layers(loaded.model, method, windows.ids):

@@ -19,9 +19,10 @@ from gac.measurement.calibration import decoder_layers
 from gac.measurement.runs import ModelRuns
 from gac.measurement.text import calibration_windows, evaluation_windows
 from gac.models.families import family_of
+from gac.models.loading import load_model
 from gac.models.modules import input_device, listening
 from gac.models.sites import Weight
-from tests.benchmarks.harness import options, read, write
+from tests.benchmarks.harness import options, write
 
 SKIP = form_named("skip")
 
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=6, help="the cheapest; what they lose is found on 4 windows")
     parser.set_defaults(windows=48)
     asked = parser.parse_args()
-    loaded = read(asked.model)
+    loaded = load_model(asked.model)
     layers: dict[int, list[Weight]] = {}
     for site in family_of(loaded.model.config).sites(loaded.model.config):
         layers.setdefault(site.layer, []).extend(site.weights)
