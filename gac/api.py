@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack
@@ -305,6 +306,7 @@ def compress(
     scheme = scheme_named(recipe.space.head)
     if scheme.lossy:
         check_embeddings(loaded.model)
+    healing = compressing.prepared(heal, plan, loaded, windows, ranks)
     owned = isinstance(model, (str, Path))
     opened = calibration_runs(
         loaded, recipe, windows, digest, owned=owned, first_shot=first_shot, keep_rotated=True, progress=progress
@@ -313,14 +315,14 @@ def compress(
         run = run_of([part.weight for part in plan.measured.calibration.parts])
         embeddings = quantised_embeddings(loaded.model, scheme)
         modules = fitted_modules(run, plan, sites, changed, embeddings)
-    healing = compressing.prepared(heal, plan, loaded, windows, ranks)
+    dense = None if healing is None else deepcopy(loaded.model)
     swap_in(loaded.model, modules)
     replace_embeddings(loaded.model, embeddings)
     if dtype is not None:
         cast(loaded.model, dtype)
     finish(loaded.model, describe(loaded.model.config, sites, plan.weights))
     small = attach_plan(loaded.model, plan)
-    return small if healing is None else healing.run(small, plan, digest, ranks, progress)
+    return small if healing is None else healing.run(small, dense, plan, digest, ranks, progress)
 
 
 @entry_point(every_rank=True)

@@ -23,6 +23,7 @@ from gac.cli.options import (
 from gac.cli.recipe import FIRST, STATISTICS_KEPT, recipe_options
 from gac.core.distributed.launch import leads
 from gac.core.errors import CheckpointError, PlanError
+from gac.healing.records import TOKENS
 from gac.plan.costs import COSTS
 from gac.plan.evidence import Healed
 from gac.plan.recipe import Recipe
@@ -124,8 +125,8 @@ def frontier(source: str, points: int, limit: str, plot: Path | None, output: Pa
 )
 @option(
     "--heal",
-    "Tokens of the calibration text to train on at the end, towards MODEL. Default: 262144 on a GPU with room for it, "
-    "else 0.",
+    f"Tokens of the calibration text to train on at the end, towards MODEL. Default: {TOKENS} on a GPU with room for "
+    "it, else 0.",
     int,
     "N",
 )

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from gac.checkpoint.planned import PlannedModel
 from gac.core.distributed.ranks import Ranks
 from gac.core.errors import TextError
 from gac.healing.heal import distil, trained_numbers
-from gac.healing.records import TrainingBudget, default_rate
+from gac.healing.records import TOKENS, TrainingBudget, default_rate
 from gac.healing.sharding import fits
 from gac.healing.text import HealingText, calibrated_text
 from gac.measurement.text import Windows
@@ -20,24 +19,24 @@ from gac.schemes import scheme_named
 
 logger = logging.getLogger(__name__)
 
-TOKENS = 262_144  # the default on a GPU: seconds for a small model, a minute for 8 billion parameters
-
 
 @dataclass(frozen=True, eq=False)
 class Healing:
-    """A distillation to come: its teacher, a copy of the dense model in the basis of the plan, its text and tokens."""
+    """A distillation to come: its text, and the tokens to train on."""
 
-    dense: Any
     text: HealingText
     tokens: int
 
-    def run(self, model: Any, plan: Plan, digest: str, ranks: Ranks, show_progress: bool) -> PlannedModel:
-        """Train the compressed model, and return it; unchanged if the loss on held-out text does not fall."""
+    def run(self, model: Any, dense: Any, plan: Plan, digest: str, ranks: Ranks, show_progress: bool) -> PlannedModel:
+        """Train the compressed model, and return it; unchanged if the loss on held-out text does not fall.
+
+        ``dense`` is the model with this digest, in the basis of the plan.
+        """
         rate = default_rate(plan.measured.params)
         budget = TrainingBudget(None, self.tokens, rate, 0.0, False, 0.0, plan.recipe.measure.seed)
         start = time.monotonic()
         healed, result = distil(
-            model, self.dense, plan, digest, self.text, budget, ranks, start, show_progress, compressing=True
+            model, dense, plan, digest, self.text, budget, ranks, start, show_progress, compressing=True
         )
         if result.failure is not None:
             logger.warning("healing ended early: %s", result.failure)
@@ -47,12 +46,11 @@ class Healing:
 
 
 def prepared(tokens: int | None, plan: Plan, loaded: Loaded, windows: Windows, ranks: Ranks) -> Healing | None:
-    """Copy the dense model as a teacher and cut the text; None where nothing is to be healed.
+    """Cut the text; None where nothing is to be healed.
 
     Args:
-        tokens: to train on. None: ``TOKENS`` on a GPU with room for the teacher and the state of training; none
-            elsewhere, which is logged.
-        loaded: the dense model, in the basis of the plan.
+        tokens: to train on. None: ``TOKENS`` on a GPU with room for a copy of the dense model and the state of
+            training; none elsewhere, which is logged.
         windows: those of calibration.
 
     Raises:
@@ -71,7 +69,7 @@ def prepared(tokens: int | None, plan: Plan, loaded: Loaded, windows: Windows, r
             raise
         logger.info("not healed: %s", failure)
         return None
-    return Healing(deepcopy(loaded.model), text, TOKENS if tokens is None else tokens)
+    return Healing(text, TOKENS if tokens is None else tokens)
 
 
 def _obstacle(plan: Plan, model: Any, ranks: Ranks) -> str | None:

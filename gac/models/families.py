@@ -178,6 +178,14 @@ LAYER_NORMS = (
 FIXED_HEADS = ("biogpt", "gptj", "nemotron", "olmo2", "olmo3", "opt", "stablelm", "xglm")
 """Architectures whose attention needs the number of heads of the config, or whose norms pass over all heads."""
 
+_OPT = partial(Family, output="self_attn.out_proj", up=("fc1",), down="fc2", before=("self_attn_layer_norm", ""))
+_GPT = partial(Family, layers="transformer.h", last_norm="transformer.ln_f")
+_GPT_J = partial(_GPT, output="attn.out_proj", up=("mlp.fc_in",), down="mlp.fc_out", neurons="n_inner", before=("", ""))
+_FOUR_TIMES: dict[str, Any] = {"up": ("mlp.dense_h_to_4h",), "down": "mlp.dense_4h_to_h"}
+_BLOOM = partial(
+    _GPT, qkv=("self_attention.query_key_value",), output="self_attention.dense", skips=False, **_FOUR_TIMES
+)
+
 _ALL = (
     Family(LLAMA),
     Family(LLAMA_PARALLEL, before=("", "")),
@@ -203,42 +211,20 @@ _ALL = (
         down="mlp.fc2",
         before=("", ""),
     ),
-    Family(
+    _OPT(
         ("opt",),
         "model.decoder.layers",
         "model.decoder.final_layer_norm",
-        output="self_attn.out_proj",
-        up=("fc1",),
-        down="fc2",
         neurons="ffn_dim",
-        before=("self_attn_layer_norm", ""),
         pre_norm="do_layer_norm_before",
     ),
-    Family(
-        ("xglm",),
-        last_norm="model.layer_norm",
-        output="self_attn.out_proj",
-        up=("fc1",),
-        down="fc2",
-        neurons="ffn_dim",
-        before=("self_attn_layer_norm", ""),
-    ),
-    Family(
-        ("biogpt",),
-        "biogpt.layers",
-        "biogpt.layer_norm",
-        output="self_attn.out_proj",
-        up=("fc1",),
-        down="fc2",
-        before=("self_attn_layer_norm", ""),
-    ),
+    _OPT(("xglm",), last_norm="model.layer_norm", neurons="ffn_dim"),
+    _OPT(("biogpt",), "biogpt.layers", "biogpt.layer_norm"),
     Family(("glm",), up=("mlp.gate_up_proj",), blocks=2),
     Family(("glm4",), up=("mlp.gate_up_proj",), blocks=2, norms=("post_self_attn_layernorm", "post_mlp_layernorm")),
     Family(("phi3",), qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",), blocks=2),
-    Family(
-        ("gpt2",),
-        layers="transformer.h",
-        last_norm="transformer.ln_f",
+    _GPT(
+        ("gpt2", "gpt_bigcode"),
         qkv=("attn.c_attn",),
         output="attn.c_proj",
         up=("mlp.c_fc",),
@@ -246,62 +232,10 @@ _ALL = (
         neurons="n_inner",
         before=("ln_1", "ln_2"),
     ),
-    Family(
-        ("gpt_bigcode",),
-        layers="transformer.h",
-        last_norm="transformer.ln_f",
-        qkv=("attn.c_attn",),
-        output="attn.c_proj",
-        up=("mlp.c_fc",),
-        down="mlp.c_proj",
-        neurons="n_inner",
-        before=("ln_1", "ln_2"),
-    ),
-    Family(
-        ("gptj",),
-        layers="transformer.h",
-        last_norm="transformer.ln_f",
-        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
-        output="attn.out_proj",
-        up=("mlp.fc_in",),
-        down="mlp.fc_out",
-        neurons="n_inner",
-        before=("", ""),
-    ),
-    Family(
-        ("codegen",),
-        layers="transformer.h",
-        last_norm="transformer.ln_f",
-        qkv=("attn.qkv_proj",),
-        output="attn.out_proj",
-        up=("mlp.fc_in",),
-        down="mlp.fc_out",
-        neurons="n_inner",
-        before=("", ""),
-    ),
-    Family(
-        ("bloom",),
-        layers="transformer.h",
-        last_norm="transformer.ln_f",
-        qkv=("self_attention.query_key_value",),
-        output="self_attention.dense",
-        up=("mlp.dense_h_to_4h",),
-        down="mlp.dense_4h_to_h",
-        neurons="",
-        skips=False,
-    ),
-    Family(
-        ("falcon",),
-        layers="transformer.h",
-        last_norm="transformer.ln_f",
-        qkv=("self_attention.query_key_value",),
-        output="self_attention.dense",
-        up=("mlp.dense_h_to_4h",),
-        down="mlp.dense_4h_to_h",
-        neurons="ffn_hidden_size",
-        before=("", ""),
-        skips=False,
-    ),
+    _GPT_J(("gptj",), qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj")),
+    _GPT_J(("codegen",), qkv=("attn.qkv_proj",)),
+    _BLOOM(("bloom",), neurons=""),
+    _BLOOM(("falcon",), neurons="ffn_hidden_size", before=("", "")),
     Family(
         ("mpt",),
         layers="transformer.blocks",
@@ -319,8 +253,7 @@ _ALL = (
         last_norm="model.final_layernorm",
         qkv=("self_attn.query_key_value",),
         output="self_attn.dense",
-        up=("mlp.dense_h_to_4h",),
-        down="mlp.dense_4h_to_h",
+        **_FOUR_TIMES,
     ),
     Family(
         ("gpt_neox",),
@@ -328,8 +261,7 @@ _ALL = (
         last_norm="gpt_neox.final_layer_norm",
         qkv=("attention.query_key_value",),
         output="attention.dense",
-        up=("mlp.dense_h_to_4h",),
-        down="mlp.dense_4h_to_h",
+        **_FOUR_TIMES,
     ),
 )
 _FAMILIES: Mapping[str, Family] = MappingProxyType(
