@@ -125,8 +125,8 @@ def frontier(source: str, points: int, limit: str, plot: Path | None, output: Pa
 )
 @option(
     "--heal",
-    f"Tokens of the calibration text to train on at the end, towards MODEL. Default: {TOKENS} on a GPU with room for "
-    "it, else 0.",
+    f"Tokens to train on at the end, towards MODEL, from the calibration text. Default: {TOKENS} on a GPU with room "
+    "for it, else 0.",
     int,
     "N",
 )

@@ -59,7 +59,7 @@ def prepared(tokens: int | None, plan: Plan, loaded: Loaded, windows: Windows, r
     if tokens == 0 or not any(choice.changed for choice in plan.weights):
         return None
     if tokens is None and (obstacle := _obstacle(plan, loaded.model, ranks)) is not None:
-        logger.info("not healed: %s; gac heal (or compress with heal=%d, --heal %d) does it", obstacle, TOKENS, TOKENS)
+        logger.info("not healed: %s; heal=%d (--heal %d) heals all the same, gac heal later", obstacle, TOKENS, TOKENS)
         return None
     calibration = plan.measured.calibration
     try:

@@ -48,7 +48,7 @@ class Family:
     before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     factor: str | None = None  # the config's key for the factor of those outputs before the stream
     pre_norm: str | None = None  # the config's flag without which the residual stream itself passes norms
-    skips: bool = True  # attentions and MLPs return what is added to the residual stream, not their sum, out of place
+    skips: bool = True  # attentions and MLPs only return what is added to the residual stream, and do not add it
 
     def sites(self, config: Any) -> tuple[Site, ...]:
         """Every site in model order, from a transformers config; a ModelError if no model can have these sizes."""
