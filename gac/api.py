@@ -278,7 +278,7 @@ def compress(
         dtype: of all numbers that no scheme stores; the plan counts 16 bits for each. None keeps the model's own; a
             packaged one, which computes in float32, becomes bfloat16.
         heal: tokens to train on at the end, as ``heal`` does with ``blocks=0``: towards the dense model, on all of the
-            text that the plan was calibrated on. The plan records it. None: 262,144 on a GPU that holds both models and
+            text that the plan was calibrated on. The plan records it. None: 524,288 on a GPU that holds both models and
             the state of training, and none elsewhere, which is logged. 0: none. Plans predict the loss before it.
 
     Raises:

@@ -6,7 +6,7 @@ from gac.core.errors import GacError, HealingError
 
 MINUTES = 5.0  # the default training time
 MAX_MINUTES = 525_600
-TOKENS = 262_144  # that compression trains on at its end, by default on a GPU
+TOKENS = 524_288  # that compression trains on at its end, by default on a GPU
 BLOCKS = 0.1  # the default share of the work that trains decoder layers one at a time
 RATE, RATE_PARAMS = 2e-3, 1.35e8
 """The learning rate of a model with this many parameters; it falls with the fourth root of the parameter count."""

@@ -96,19 +96,23 @@ def healing_text(
 
 
 def calibrated_text(windows: Windows, loaded: Loaded, bos: bool | None, documents: tuple[str, ...]) -> HealingText:
-    """All windows of the texts that ``windows`` are of; only these of a text that the model wrote, or of documents.
+    """All windows of the texts that ``windows`` are of, of a text that the model wrote those to spare, too.
 
-    A TextError says if they are too few.
+    Of documents only the ``windows`` themselves. A TextError says if they are too few.
     """
     parts = windows.texts or (windows,)
     complete = [
         every_window(part.name, loaded.tokenizer, windows.length, bos)
         if part.name != SELF and is_text(part.name)
-        else part
+        else _with_spare(part)
         for part in parts
     ]
     out = held_out(windows.name, [len(part) for part in complete], windows.length)
     return _joined([part.name for part in parts], complete, [part.name != SELF for part in parts], out, documents)
+
+
+def _with_spare(windows: Windows) -> Windows:
+    return windows if windows.spare is None else replace(windows, ids=torch.cat([windows.ids, windows.spare]))
 
 
 def _joined(

@@ -6,6 +6,9 @@ fourth begins with everything before a user's first word, and what the user says
 all windows continue pieces of other texts, so that the model is sampled on what matters. Tokens are sampled at
 temperature 1 from the whole vocabulary. Each has a random number of its own, so that the batch size does not change
 the text. After EOS another document begins in the same window. The text is kept on disk.
+
+A GPU writes ``AT_ONCE`` windows in the time of a few, so it writes some more than calibration asks for: compression
+heals on them, whose tokens no weight was fitted to.
 """
 
 import hashlib
@@ -13,7 +16,7 @@ import json
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, cycle, islice
 from typing import Any
 
@@ -31,6 +34,7 @@ from gac.measurement.openings import OPENINGS
 from gac.measurement.store import read_tensors, write_tensors
 from gac.measurement.text import SELF, Windows, bos_of, windows_of
 from gac.models.attentions import heads_of
+from gac.models.families import text_config
 from gac.models.modules import autocast_dtype, free_memory, frozen, input_device, training_autocast
 
 FOLDER = "own-text"  # in GAC_HOME
@@ -39,6 +43,7 @@ MAX_BATCH, MAX_BATCH_GPU = 256, 4096
 CPU_BYTES = 2**33
 FREE = 0.7  # the share of a GPU's free memory that a batch may take
 LOGIT_COPIES = 3  # float32 tensors of the size of the logits in a step: these, the probabilities and their sums
+AT_ONCE = 256  # windows of calibration text, and spare ones, that a GPU writes in one batch
 PIECES = 16  # pieces per window of another text
 VERSION = 5  # the version of the sampler: text that another version wrote is not read
 MAX_DOCUMENTS = 64  # documents per window above which the model counts as one that writes nothing
@@ -86,20 +91,30 @@ def sampled_windows(
     bos = bos_of(tokenizer, with_bos)
     starts = openings(tokenizer, bos) if prompts is None else pieces_of(prompts, bos) or starts_of(tokenizer)
     pieces = max(1, length // PIECE) if prompts is None and input_device(model).type == "cpu" else 1
-    settings = json.dumps([VERSION, digest, windows, length, seed, pieces, [asdict(start) for start in starts]])
+    spare = _spare(model, windows, length) if prompts is None else 0
+    settings = json.dumps([VERSION, digest, windows, length, seed, pieces, spare, [asdict(start) for start in starts]])
     path = home() / FOLDER / f"{hashlib.sha256(settings.encode()).hexdigest()[:40]}.safetensors"
     if not ranks.once(path.exists) and ranks.leads:
-        write_tensors(path, {"ids": sample(model, starts, windows, length, seed, bos, show_progress, pieces)})
+        rows = sample(model, starts, windows, length, seed, bos, show_progress, pieces, spare)
+        write_tensors(path, {"ids": rows[:windows].flatten(), "spare": rows[windows:].flatten()})
     ranks.once(lambda: None)  # the others wait
     try:
-        ids = read_tensors(path, torch.device("cpu"))["ids"]
+        stored = read_tensors(path, torch.device("cpu"))
+        ids, others = stored["ids"], stored["spare"]
     except (FileNotFoundError, KeyError) as failure:
         expected, remedy = "text that the model wrote", "Remove the file, and run the same again."
         raise StatisticsError(f"{path} holds no text", expected, remedy) from failure
     if (flaw := flaw_of(ids.view(windows, -1), ends_of(model), tokenizer.all_special_ids)) is not None:
         problem = f"text 'self' of a dense model that writes none: {flaw}"
         raise TextError(problem, "a model that writes text by itself", "Name a text, such as wiki-sample.")
-    return windows_of(SELF, ids, tokenizer, windows, length, with_bos)
+    text = windows_of(SELF, ids, tokenizer, windows, length, with_bos)
+    return replace(text, spare=windows_of(SELF, others, tokenizer, spare, length, with_bos).ids) if spare else text
+
+
+def _spare(model: Any, windows: int, length: int) -> int:
+    """Return the number of further windows that take no more time, which is 0 on a CPU."""
+    on_gpu = input_device(model).type == "cuda"
+    return max(0, AT_ONCE - windows) if on_gpu and batch_size(model, length) >= AT_ONCE else 0
 
 
 def flaw_of(ids: Tensor, ends: Sequence[int], special: Sequence[int]) -> str | None:
@@ -193,16 +208,17 @@ def sample(
     bos: int | None,
     show_progress: bool,
     pieces: int = 1,
+    spare: int = 0,
 ) -> Tensor:
-    """Sample windows, one after another, int64; without the ``bos`` that is put before each of them later.
+    """Sample ``(windows + spare, tokens)``, int64; without the ``bos`` that is put before each window later.
 
-    The ``pieces`` of a window are sampled at once, and lie one after the other. First documents of pieces take
-    ``starts`` in even steps, later ones the next.
+    The ``pieces`` of a window are sampled at once, and lie one after the other; spare windows have one. First documents
+    of pieces take ``starts`` in even steps, later ones the next. The other windows do not depend on the spare ones.
     """
-    text, count = length - (bos is not None), windows * pieces
+    text, count = length - (bos is not None), windows * pieces + spare
     tokens = -(-text // pieces) + (bos is not None)
     bar = progress_bar("writing text", "token", total=count * tokens, shown=show_progress)
-    first = (piece * len(starts) // count for piece in range(count))
+    first = [part * len(starts) // parts for parts in (windows * pieces, spare) for part in range(parts)]
     writers = [Writer(islice(cycle(starts), start, None)) for start in first]
     uniform = torch.rand(count, tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
     size = batch_size(model, tokens)
@@ -213,7 +229,7 @@ def sample(
         ids = torch.cat([_sample_batch(model, writers[batch], uniform[batch], bar) for batch in batches])
     if bos is not None:
         ids = torch.stack([row[1:] if int(row[0]) == bos else row[:-1] for row in ids])
-    return ids.view(windows, -1)[:, :text].flatten()
+    return ids.view(windows + spare, -1)[:, :text]
 
 
 def ends_of(model: Any) -> list[int]:
@@ -273,7 +289,7 @@ def sample_tokens(logits: Tensor, uniform: Tensor) -> Tensor:
 
 
 def batch_size(model: Any, length: int) -> int:
-    config, device = model.config, input_device(model)
+    config, device = text_config(model.config), input_device(model)
     numbers = config.num_hidden_layers * heads_of(config).numbers * length
     cached = numbers * (2 if device.type == "cuda" else model.dtype.itemsize)  # as ``training_autocast`` has them
     window = cached + LOGIT_COPIES * torch.float32.itemsize * config.vocab_size

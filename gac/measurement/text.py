@@ -19,6 +19,7 @@ from gac.core.errors import UNSAFE, ModelError, TextError, did_you_mean
 from gac.measurement.documents import DEFAULT_LENGTH, DEFAULT_WINDOWS, Documents, Text, check_characters
 from gac.measurement.samples import RESERVED, news_sample, python_reference
 from gac.measurement.wikipedia import wiki_sample
+from gac.models.families import text_config
 
 _SIZED = re.compile(r"(.+):([-+.0-9]+)x([-+.0-9]+)", re.DOTALL)
 _WHOLE = re.compile(r"0*[1-9][0-9]{0,8}")
@@ -85,6 +86,7 @@ class Windows:
         complete: they are all windows of the text.
         texts: where they are of several texts, those of each.
         numbers: of one of these, its places among all.
+        spare: token ids of further windows that the model wrote at the same time, if any.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Windows:
     complete: bool = True
     texts: "tuple[Windows, ...]" = ()
     numbers: tuple[int, ...] = ()
+    spare: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.ids.shape[0])
@@ -382,7 +385,7 @@ def text_names() -> tuple[str, ...]:
 
 def check_positions(model: Any, length: int, what: str) -> None:
     """Refuse sequences that are longer than the model has positions for; ``what`` is their name in the error."""
-    positions = getattr(model.config, "max_position_embeddings", None)
+    positions = getattr(text_config(model.config), "max_position_embeddings", None)
     if positions is not None and length > positions:
         raise ModelError(
             f"{what} of {length:,} tokens for a model of {positions:,} positions",

@@ -249,7 +249,7 @@ class Study:
             model, tokenizer = self.loaded.model, self.loaded.tokenizer
             digest = targeted_digest(self.loaded, family_of(model.config).sites(model.config))
             windows = sampled_windows(model, tokenizer, digest, SELF_SEED, ALONE, True, SELF_WINDOWS, 1024)
-            path.write_text("\n\n".join(tokenizer.batch_decode(windows.ids, skip_special_tokens=True)))
+            path.write_text("\n\n".join(tokenizer.batch_decode(windows.ids, skip_special_tokens=False)))
         return path
 
     def keep(self, row: dict[str, Any], **summary: Any) -> dict[str, Any]:

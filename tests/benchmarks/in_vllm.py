@@ -33,11 +33,11 @@ OPTIONS = ["load_format=dummy", "dtype=bfloat16", "max_num_batched_tokens=8192"]
 OPTIONS.append(f"compilation_config={json.dumps(GRAPHS)}")
 
 
-def write_config(folder: Path, shapes: Shapes, plan: Plan | None) -> None:
-    """Write the config of the dense model, or of what a plan makes of it."""
-    values = config_of(shapes, served=plan is not None)
+def write_config(folder: Path, config: Any, plan: Plan | None) -> None:
+    """Write the config of the dense model, ``Shapes`` or a config, or of what a plan makes of it."""
+    values = config_of(config, served=plan is not None)
     if plan is not None:
-        dense = transformers.AutoConfig.for_model(**asdict(shapes))
+        dense = transformers.AutoConfig.for_model(**asdict(config)) if isinstance(config, Shapes) else config
         values["gac"] = header_of(plan, dense, "")
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(values, default=asdict), encoding="utf-8")

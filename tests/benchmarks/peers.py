@@ -32,6 +32,7 @@ from gac.measurement.session import cut_windows, targeted_digest
 from gac.measurement.texts import Texts
 from gac.models.families import family_of
 from gac.models.linears import linear_at
+from gac.models.loading import Loaded
 from gac.models.modules import listening
 from gac.models.sites import Site, Weight
 from gac.plan.recipe import DEFAULT_TEXT
@@ -87,6 +88,13 @@ class Dense:
     blocks: Sequence[Block]
     ids: Tensor
 
+    @classmethod
+    def of(cls, loaded: Loaded, calibration: str | list[str]) -> "Dense":
+        sites = family_of(loaded.model.config).sites(loaded.model.config)
+        digest = targeted_digest(loaded, sites)
+        ids = cut_windows(Texts.of(calibration), loaded, digest, 0, None).ids
+        return cls(loaded.model, Block.of(sites), ids[:: -(-len(ids) // WINDOWS)])
+
     @property
     def layers(self) -> list[int]:
         return sorted({block.layer for block in self.blocks})
@@ -111,10 +119,7 @@ def main() -> None:
     parser.set_defaults(calibration=[*DEFAULT_TEXT], budgets=[0.8, 0.7, 0.6, 0.5])
     asked = parser.parse_args()
     study = Peers(asked)
-    model = study.loaded.model
-    digest = targeted_digest(study.loaded, family_of(model.config).sites(model.config))
-    ids = cut_windows(Texts.of(asked.calibration), study.loaded, digest, 0, None).ids
-    dense = Dense(model, Block.of(family_of(model.config).sites(model.config)), ids[:: -(-len(ids) // WINDOWS)])
+    dense = Dense.of(study.loaded, asked.calibration)
     for name in asked.peers:
         for budget, gone in PEERS[name](dense, sorted(asked.budgets, reverse=True)):
             study.pruned(dense, {"peer": name, "budget": budget}, gone)

@@ -98,6 +98,8 @@ def test_all_windows_of_a_named_text_are_trained_on_and_of_documents_those_of_th
     named = calibrated_text(few, loaded, None, ())
     assert len(every) > 10
     assert len(named.train) + len(named.heldout) == len(every)
+    spared = calibrated_text(replace(few, name="self", spare=every.ids[:5]), loaded, None, ())
+    assert len(spared.train) + len(spared.heldout) == len(few) + 5
     documents = calibrated_text(replace(few, name="10 documents"), loaded, None, ("digest",))
     assert (len(documents.train) + len(documents.heldout), documents.documents) == (10, ("digest",))
     with pytest.raises(TextError, match="has 4 windows of 64 tokens to heal on"):

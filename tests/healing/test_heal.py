@@ -17,6 +17,7 @@ from trained import LENGTH, TOKENS, Trained
 import gac
 from gac import api
 from gac.checkpoint.card import model_card
+from gac.core.distributed.ranks import ALONE
 from gac.core.errors import CheckpointError, GacError, HealingError, ModelError, PlanError, TextError
 from gac.core.io import home
 from gac.healing import heal, layerwise, optimizer, whole_model
@@ -262,7 +263,7 @@ def test_by_default_a_model_that_writes_no_text_is_calibrated_on_wikipedia_alone
     short = (f"{learned.text}:2x{LENGTH}", f"self:2x{LENGTH}")
     monkeypatch.setattr(session, "DEFAULT_TEXT", short)
     monkeypatch.setattr(session, "DEFAULT_TEXT_ON_A_CPU", (f"{learned.text}:3x{LENGTH}", f"self:1x{LENGTH}"))
-    monkeypatch.setattr(own_text, "sample", lambda _model, _starts, count, *_: torch.zeros(count * LENGTH).long())
+    monkeypatch.setattr(own_text, "sample", lambda _model, _starts, count, *_: torch.zeros(count, LENGTH).long())
     options = {"tokenizer": learned.tokenizer, "profile": "nvidia-h100-80gb-hbm3", "progress": False}
     plan = gac.allocate(learned.model, 0.5, calibration=list(short), latency="any", **options)
     assert plan.recipe.measure.text == f"{learned.text}:4x{LENGTH}"
@@ -318,6 +319,20 @@ def test_the_batch_size_does_not_change_the_sample(tiny_model: Any, monkeypatch:
     assert torch.equal(samples[0], samples[1])
     assert not torch.equal(samples[1], samples[2])
     assert len({tuple(row[2:].tolist()) for row in samples[0].view(3, LENGTH)}) == 3
+
+
+def test_spare_windows_change_no_others(learned: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, spare = 3, 4
+    sampled = partial(
+        own_text.sampled_windows, learned.model, learned.tokenizer, "digest", 0, ALONE, False, count, LENGTH
+    )
+    alone = sampled()
+    monkeypatch.setattr(own_text, "_spare", lambda *_: spare)
+    both = sampled()
+    assert alone.spare is None
+    assert torch.equal(both.ids, alone.ids) and both.digest == alone.digest
+    assert both.spare is not None and both.spare.shape == (spare, LENGTH)
+    assert len({tuple(row.tolist()) for row in torch.cat([both.ids, both.spare])}) == count + spare
 
 
 def test_tokens_are_sampled_by_their_probability() -> None:
