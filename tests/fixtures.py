@@ -27,7 +27,7 @@ import gac
 from gac.allocation.latencies import Timing, unnamed
 from gac.forms import FORMS, form_named
 from gac.forms.planned_sites import as_planned
-from gac.models.families import family_of
+from gac.models.families import family_of, text_config
 from gac.models.sites import Site, Weight
 from gac.plan.plan import (
     SCHEMA,
@@ -278,6 +278,7 @@ def _make_plan(config: LlamaConfig, changes: Changes) -> Plan:
     planned = as_planned(family_of(config).sites(config), forms, fused=False)
     sites = tuple(_site_choice(site, changes) for site in planned)
     used, total = sum(site.params for site in sites), sum(site.dense_params for site in sites)
+    text = text_config(config)
     return Plan(
         schema_version=SCHEMA,
         gac_version=gac.__version__,
@@ -285,7 +286,7 @@ def _make_plan(config: LlamaConfig, changes: Changes) -> Plan:
         measured=Measured(
             model="tiny",
             digest="0" * 64,
-            params=total + 2 * config.vocab_size * config.hidden_size,
+            params=total + 2 * text.vocab_size * text.hidden_size,
             family="llama",
             calibration=Calibration("wiki-sample", 64, 1024, "1" * 64, 5.5),
             profile=ProfileUsed("NVIDIA H100 80GB HBM3", "2" * 64, ""),

@@ -25,8 +25,7 @@ def classes_of(model_type: str) -> Any:
 
 def auto_map(classes: Any) -> dict[str, str]:
     """Return where the factories of transformers find these classes beside a checkpoint's weights."""
-    factories = {"AutoConfig": classes.config, "AutoModel": classes.base, "AutoModelForCausalLM": classes.causal_lm}
-    return {factory: f"modeling_gac.{result.__name__}" for factory, result in factories.items()}
+    return {factory: f"modeling_gac.{result.__name__}" for factory, result in classes.factories.items()}
 
 
 def register_with_transformers() -> None:
@@ -46,7 +45,7 @@ def register() -> None:
     from transformers.configuration_utils import PreTrainedConfig
     from transformers.models.auto.configuration_auto import AutoConfig
 
-    from gac.models.families import supported
+    from gac.models.families import supported, wrappers
 
     class Opening(PreTrainedConfig):  # type: ignore[no-untyped-call]
         """Stands for the config of an architecture until one is read."""
@@ -55,7 +54,7 @@ def register() -> None:
         def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
             return classes_of(cls.model_type.removeprefix(COMPRESSED)).config.from_dict(config_dict, **options)
 
-    for model_type in supported():
+    for model_type in (*supported(), *wrappers()):
         name = COMPRESSED + model_type
         AutoConfig.register(name, type("GacConfig", (Opening,), {"__module__": __name__, "model_type": name}))
 

@@ -22,7 +22,7 @@ from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import merged
 from gac.core.errors import CheckpointError
 from gac.forms import form_named
-from gac.models.families import family_of
+from gac.models.families import family_of, text_config
 from gac.models.linears import as_linear
 from gac.models.plain import check_in_memory
 from gac.models.threads import entry_point
@@ -88,7 +88,7 @@ def export(
     with complete_directory(target) as part:
         plain.generation_config = loaded.generation_config
         plain.save_pretrained(part, state_dict=state)
-        save_tokenizer(part, tokenizer, str(loaded.config.name_or_path))
+        save_tokenizer(part, tokenizer, str(loaded.config.name_or_path), bool(family_of(loaded.config).inside))
         (part / "README.md").write_text(export_card(plan, *ways), encoding="utf-8")
 
 
@@ -186,7 +186,7 @@ def _narrow_neurons(stock: Any, plan: Plan) -> None:
     family = family_of(stock)
     widths = [choice.module.sizes["in_features"] for choice in plan.weights if choice.weight.neurons == "in"]
     if family.neurons:
-        setattr(stock, family.neurons, widths[0])
+        setattr(text_config(stock), family.neurons, widths[0])
     dense = {weight.name: weight for site in family.sites(stock) for weight in site.weights}
     for choice in plan.weights:
         expected = form_named("dense").module(dense[choice.name], 0)

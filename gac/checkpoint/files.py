@@ -13,7 +13,7 @@ from gac.checkpoint.header import agreed_plan, contradiction
 from gac.core.errors import CheckpointError, GacError, first_line
 from gac.core.untrusted import check_safetensors_header, is_plain_name, read_bytes, read_model_json
 from gac.models.config_fields import check_config, check_content, check_generation_config
-from gac.models.families import supported
+from gac.models.families import is_supported
 from gac.models.loading import UNREADABLE, reading
 from gac.plan.plan import Plan
 from gac.runtime.contract import COMPRESSED, COMPRESSED_TENSORS, QUANTIZATION, SCHEMA, chooses_code
@@ -85,7 +85,7 @@ def described(document: dict[str, Any], source: Path) -> Any:
     """The transformers config of a compressed architecture that a document describes."""
     model_type = str(document.get("model_type"))
     dense = model_type.removeprefix(COMPRESSED)
-    if dense == model_type or dense not in supported():
+    if dense == model_type or not is_supported(dense):
         raise contradiction(source, f"config.json has the model_type {model_type!r}", f"one like {COMPRESSED}llama")
     with unread(source):
         check_content(document)

@@ -13,6 +13,7 @@ from gac.compression.apply import empty_stored
 from gac.core.arguments import Count
 from gac.core.distributed.run import this_run
 from gac.core.errors import CheckpointError
+from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.threads import entry_point
 from gac.plan.plan import Plan
@@ -45,7 +46,8 @@ def save(
 
     Args:
         model: from ``compress`` or ``load``; its plan is ``model.gac_plan``.
-        tokenizer: None looks for that of the model the plan was made for, and says so where there is none.
+        tokenizer: a tokenizer, or the processor of a multimodal model; None looks for that of the model the plan was
+            made for, and says so where there is none.
         overwrite: replace a compressed checkpoint that is there already, once the new one is complete.
         max_shard_size: bytes, or as in ``5GB``, after which another file of weights begins.
 
@@ -66,7 +68,7 @@ def save(
     attach_plan(model, plan)
     check_free(target, overwrite)
     with complete_directory(target) as part:
-        save_tokenizer(part, tokenizer, plan.measured.model)
+        save_tokenizer(part, tokenizer, plan.measured.model, bool(family_of(model.config).inside))
         model.save_pretrained(part, max_shard_size=max_shard_size)  # digests of all files come last
 
 

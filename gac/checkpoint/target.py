@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from transformers import ProcessorMixin
 
 from gac.core.errors import CheckpointError, ModelError
 from gac.core.io import destination, open_to_umask, sync_directory
 from gac.models.loading import is_checkpoint, load_tokenizer, quiet_transformers
+from gac.models.processors import processor_files
 
 logger = logging.getLogger("gac")
 
@@ -64,14 +66,25 @@ def complete_directory(target: Path) -> Iterator[Path]:
         ) from failure
 
 
-def save_tokenizer(part: Path, tokenizer: Any, name: str) -> None:
-    """Write a tokenizer's files; None takes the one of that name, and says so where there is none."""
+def save_tokenizer(part: Path, tokenizer: Any, name: str, multimodal: bool = False) -> None:
+    """Write a tokenizer's files; None takes the one of that name, and says so where there is none.
+
+    Of a ``multimodal`` model the files of its processor go with them, unless the tokenizer is a whole processor.
+    """
     try:
         result = load_tokenizer(name) if tokenizer is None else tokenizer
     except ModelError as failure:
         logger.warning("saving without a tokenizer: %s", failure)
     else:
         result.save_pretrained(part)
+    if multimodal and not isinstance(tokenizer, ProcessorMixin):
+        try:
+            files = processor_files(name)
+        except ModelError as failure:
+            logger.warning("saving without a processor: %s", failure)
+        else:
+            for file in (file for file in files if not (part / file).exists()):
+                (part / file).write_bytes(files[file])
 
 
 def _move(part: Path, target: Path) -> None:

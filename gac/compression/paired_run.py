@@ -44,20 +44,20 @@ class ToStream:
 
 
 class Norm(ToStream):
-    """Outputs pass an RMS norm: a(y) = s g y with gains g, and s = 1 / rms(y), which follows from what it returns.
+    """Outputs pass an RMS norm: a(y) = s g y with gains g times the factor, and s = 1 / rms(y), from what it returns.
 
     A step is divided by s and g, as if s stayed as it is. What it has along y, the norm undoes; leaving that out, or
     counting tokens by s, changes nothing that could be measured (results/refit.md).
     """
 
-    def __init__(self, norm: nn.Module) -> None:
+    def __init__(self, norm: nn.Module, factor: float) -> None:
+        super().__init__(factor)
         self._norm = norm
         with torch.no_grad():
-            self._gains: Tensor = norm(torch.ones_like(next(norm.parameters()))).float()
+            self._gains: Tensor = self.added(torch.ones_like(next(norm.parameters()))).float()
 
     def added(self, outputs: Tensor) -> Tensor:
-        normed: Tensor = self._norm(outputs)
-        return normed
+        return super().added(self._norm(outputs))
 
     def step(self, outputs: Tensor, more: Tensor) -> Tensor:
         gains = self._gains
@@ -73,7 +73,8 @@ def ways_of(model: nn.Module, weights: Sequence[Weight]) -> dict[str, ToStream]:
     ways: dict[str, ToStream] = {}
     for weight in (weight for weight in weights if weight.to_residual):
         path = family.residual_path(model.config, weight.name)
-        ways[weight.name] = ToStream(path.factor) if path.norm is None else Norm(model.get_submodule(path.norm))
+        norm = None if path.norm is None else model.get_submodule(path.norm)
+        ways[weight.name] = ToStream(path.factor) if norm is None else Norm(norm, path.factor)
     return ways
 
 

@@ -21,6 +21,7 @@ from gac.healing.optimizer import RelativeAdamW, Span, rate_for_batch, schedule
 from gac.healing.run import DistillationRun
 from gac.healing.text import shuffled
 from gac.healing.trainables import gradients_of, snapshot
+from gac.models.families import text_config
 from gac.models.layer_stack import LayerStack, entering, room
 from gac.models.modules import input_device, run_on, training_autocast
 
@@ -51,7 +52,7 @@ def _train(run: DistillationRun, seconds: float | None) -> None:
     batches, heldout = _batches(run, seconds)
     numbers = sum(ids.numel() for ids in (*batches, *heldout))
     device = input_device(run.dense)
-    needed = STATE_COPIES * numbers * run.dense.config.hidden_size * run.dense.dtype.itemsize
+    needed = STATE_COPIES * numbers * text_config(run.dense.config).hidden_size * run.dense.dtype.itemsize
     on_host = device.type != "cpu" and needed > room(device)
     with training_autocast(run.model):  # masters have another dtype than the rest
         teacher, student = (

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gac.core.distributed.ranks import ALONE, Ranks
+from gac.models.families import text_config
 from gac.models.modules import input_device, run_on
 from gac.runtime.kernels.gpu import kernels_run_on
 from gac.runtime.storage.modules import count_parameters
@@ -26,7 +27,7 @@ def windows_per_pass(model: Any, length: int, ranks: Ranks = ALONE) -> int:
     if device.type == "cuda":
         share = BYTES_PER_LOGIT if count_parameters(model) < LARGE else BYTES_PER_LOGIT_LARGE
         logits = max(logits, torch.cuda.get_device_properties(device).total_memory // share)
-    return min(ranks.gathered(max(1, logits // (int(model.config.vocab_size) * length))))
+    return min(ranks.gathered(max(1, logits // (int(text_config(model.config).vocab_size) * length))))
 
 
 def summed_loss(model: Any, dense: Any, ids: Tensor, label_weights: Tensor | None = None) -> Tensor:

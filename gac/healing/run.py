@@ -25,7 +25,7 @@ from gac.healing.sharding import fits, shard
 from gac.healing.text import HealingText
 from gac.healing.trainables import Snapshot, Trainables
 from gac.measurement.store import CPU, read_tensors, write_tensors
-from gac.models.families import family_of
+from gac.models.families import family_of, text_config
 from gac.models.loading import tensor_digest
 from gac.models.modules import input_device, training_autocast
 from gac.plan.plan import Plan
@@ -109,7 +109,7 @@ class DistillationRun:
 
     def __post_init__(self) -> None:
         layers, model = family_of(self.model.config).layers, self.model
-        self.layer_names = [f"{layers}.{layer}" for layer in range(model.config.num_hidden_layers)]
+        self.layer_names = [f"{layers}.{layer}" for layer in range(text_config(model.config).num_hidden_layers)]
         self.windows_per_pass = windows_per_pass(model, self.length, self.ranks)
         self.trainables = trainables_of(model, self.plan, self.budget)
         self.rms = self.trainables.rms()

@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
+from gac.models.families import text_config
 from gac.models.modules import autocast_dtype
 from gac.runtime.fusion.elementwise import Forward, Norm, eps_of, fuse_elementwise
 from gac.runtime.kernels.gpu import SIXTEEN_BIT
@@ -111,7 +112,8 @@ def maskless_attention(*models: Any) -> Iterator[None]:
     """Replace the SDPA attention of models on GPUs by deterministic FlashAttention without masks."""
     AttentionInterface.register(_NAME, _attend)
     AttentionMaskInterface.register(_NAME, _mask)
-    configs = [each.config for each in models if each.config._attn_implementation == "sdpa" and _has_flash(each.device)]
+    configs = [text_config(each.config) for each in models if _has_flash(each.device)]
+    configs = [config for config in configs if config._attn_implementation == "sdpa"]
     find = getattr(masking_utils, _PACKED, None)
     try:
         for config in configs:

@@ -2,11 +2,10 @@
 
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from gac.core.errors import ModelError
 from gac.measurement.embeddings import embedding_shapes
@@ -17,6 +16,7 @@ from gac.models.rotation import untied_by_rotation
 from gac.plan.costs import BYTES, PARAMS
 from gac.plan.evidence import RoundedHead
 from gac.plan.recipe import Space
+from gac.runtime.architectures import generating_class
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 
@@ -50,7 +50,7 @@ def _without_weights(model: PreTrainedModel | str | Path) -> Any:
         return model
     packaged = PACKAGED.get(str(model))
     config = packaged.config() if packaged else load_config(model)
-    if (architecture := cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None))) is None:
+    if (architecture := generating_class(type(config))) is None:
         problem = f"{model}, with a size of the whole model as a limit"
         raise ModelError(problem, "a dense model of transformers, whose weights can be counted", "Give a fraction.")
     with torch.device("meta"):

@@ -7,8 +7,8 @@ from gac.core.operations import Operation, attend
 from gac.runtime.contract import COMPRESSED
 
 WITHOUT_HEAD_KEYS = (
-    *("biogpt", "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "mpt", "opt"),
-    *("persimmon", "xglm"),
+    *("biogpt", "bloom", "codegen", "ctrl", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj"),
+    *("modernbert-decoder", "mpt", "opt", "persimmon", "xglm"),
 )
 """Architectures that read neither ``num_key_value_heads`` nor ``head_dim``, which a config may hold all the same."""
 

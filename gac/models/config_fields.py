@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gac.core.errors import GacError
 from gac.core.untrusted import read_model_json
-from gac.models.families import MOST_LAYERS, supported, text_config
+from gac.models.families import MOST_LAYERS, is_supported, text_config
 from gac.models.sites import LARGEST_SIZE
 from gac.runtime.contract import COMPRESSED
 
@@ -56,7 +56,7 @@ def check_content(content: Mapping[str, Any]) -> None:
                 raise ValueError(f"{name} is {str(count)[:_SHOWN]}, and not from 1 to {MOST_LAYERS:,}")
         if not isinstance(part.get("quantization_config") or {}, dict):
             raise _wrong("quantization_config", part["quantization_config"], "an object")
-        if str(part.get("model_type")).removeprefix(COMPRESSED) in supported():
+        if is_supported(str(part.get("model_type")).removeprefix(COMPRESSED)):
             _check_fields(part)
 
 
@@ -64,7 +64,7 @@ def check_config(config: Any) -> None:
     """Refuse a transformers config whose layers have attentions that its architecture lacks, by a ValueError."""
     config = text_config(config)
     kinds = getattr(config, "layer_types", None)
-    if kinds is None or str(config.model_type).removeprefix(COMPRESSED) not in supported():
+    if kinds is None or not is_supported(str(config.model_type).removeprefix(COMPRESSED)):
         return
     if len(kinds) != config.num_hidden_layers:
         raise ValueError(f"layer_types has {len(kinds)} entries, and not {config.num_hidden_layers}, one a layer")

@@ -32,7 +32,7 @@ class Family:
     All else may differ: norms, biases, rotary embeddings, the activation. Names are those in a layer, unless said.
     """
 
-    model_types: tuple[str, ...]  # of the transformers configs
+    model_types: tuple[str, ...]  # of the transformers configs of causal language models
     layers: str = "model.layers"  # the list of layers in the model
     # The norm in the model that the last layer's output passes before the head; see ``modules.last_norm_of``.
     last_norm: str = "model.norm"
@@ -44,14 +44,18 @@ class Family:
     blocks: int = 1  # consecutive vectors of neurons in the output of each of ``up``: 2 where it is gate above up
     neurons: str = "intermediate_size"  # the config's key; without one, or a number there, 4 times the hidden size
     norms: tuple[str, str] | None = None  # between the outputs of ``output`` and ``down`` and the residual stream
+    normed: str | None = None  # the config's flag without which there are no ``norms``
     # The input norms of the attention and the MLP alone; no name where there is no such norm.
     before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     factor: str | None = None  # the config's key for the factor of those outputs before the stream
     pre_norm: str | None = None  # the config's flag without which the residual stream itself passes norms
     skips: bool = True  # attentions and MLPs only return what is added to the residual stream, and do not add it
+    towers: tuple[str, ...] = ()  # model types of configs that only multimodal models have, in ``text_config``
+    inside: str = ""  # the name of the decoder within a multimodal model; empty where the model is the decoder alone
 
     def sites(self, config: Any) -> tuple[Site, ...]:
         """Every site in model order, from a transformers config; a ModelError if no model can have these sizes."""
+        config = text_config(config)
         self._check(config)
         sites: list[Site] = []
         # transformers asks the first attention of each kind how many tokens are cached, so these are never skipped.
@@ -70,15 +74,22 @@ class Family:
 
     def sizes(self, config: Any) -> tuple[Any, ...]:
         """The values of the config that determine the sizes in ``sites``; errors as there."""
+        config = text_config(config)
         self._check(config)
-        model_type = config.model_type.removeprefix(COMPRESSED)
-        names = ("num_hidden_layers", *_SIZES, *_CACHED, *filter(None, [self.neurons, self.pre_norm]))
+        model_type = _model_type(config)
+        names = ("num_hidden_layers", *_SIZES, *_CACHED, *filter(None, [self.neurons, self.pre_norm, self.normed]))
         return (model_type, *(getattr(config, name, None) for name in names))
 
+    def within(self, decoder: str) -> "Family":
+        """The family of a multimodal model whose decoder has this name in it."""
+        layers, last_norm = (f"{decoder}.{name.partition('.')[2]}" for name in (self.layers, self.last_norm))
+        return replace(self, layers=layers, last_norm=last_norm, inside=decoder)
+
     def residual_path(self, config: Any, weight: str) -> ResidualPath:
+        config = text_config(config)
         prefix, layer, name = re.split(r"\.(\d+)\.", weight, maxsplit=1)
-        norm = self.norms and f"{prefix}.{layer}.{self.norms[name == self.down]}"
-        return ResidualPath(norm or None, getattr(config, self.factor) if self.factor else 1.0)
+        norm = f"{prefix}.{layer}.{self.norms[name == self.down]}" if self.norms and self._has_norms(config) else None
+        return ResidualPath(norm, getattr(config, self.factor) if self.factor else 1.0)
 
     def norms_of(self, block: str) -> tuple[str, ...]:
         """The input and output norms of this attention or MLP alone, given by its name."""
@@ -89,13 +100,14 @@ class Family:
 
     def norm_outputs(self, config: Any) -> Iterator[tuple[str, list[str]]]:
         """Norms that can quantise their output, with the weights whose input it is, and nothing else's."""
+        config = text_config(config)
         for layer in range(config.num_hidden_layers):
             prefix = f"{self.layers}.{layer}."
             for norm, consumers in self._readers_of_norms(config).items():
                 yield prefix + norm, [prefix + name for name in consumers]
 
     def _readers_of_norms(self, config: Any) -> dict[str, tuple[str, ...]]:
-        if config.model_type.removeprefix(COMPRESSED) in LAYER_NORMS:
+        if _model_type(config) in LAYER_NORMS:
             return {}
         return {norm: names for norm, names in zip(self.before, (self.qkv, self.up), strict=True) if norm}
 
@@ -127,8 +139,7 @@ class Family:
             yield output(self.output, hidden, query)
             return
         q_proj, k_proj, v_proj = self.qkv
-        model_type = config.model_type.removeprefix(COMPRESSED)
-        drops_heads = model_type not in FIXED_HEADS and not getattr(config, "use_qk_norm", False)
+        drops_heads = _model_type(config) not in FIXED_HEADS and not getattr(config, "use_qk_norm", False)
         dropped = groups if drops_heads and heads % groups == 0 else 0
         shared = partial(Weight, in_features=hidden, input_group=_owner(q_proj), groups=dropped)
         yield shared(q_proj, query)
@@ -138,7 +149,10 @@ class Family:
 
     def _writing(self, config: Any) -> partial[Weight]:
         to_residual = self.pre_norm is None or bool(getattr(config, self.pre_norm))
-        return partial(Weight, to_residual=to_residual, normed=self.norms is not None)
+        return partial(Weight, to_residual=to_residual, normed=self.norms is not None and self._has_norms(config))
+
+    def _has_norms(self, config: Any) -> bool:
+        return self.normed is None or bool(getattr(config, self.normed))
 
     def _mlp(self, config: Any) -> Iterator[Weight]:
         hidden = config.hidden_size
@@ -159,9 +173,15 @@ def _owner(name: str) -> str:
 
 
 LLAMA = (  # architectures whose layers are named and shaped as Llama's: q/k/v/o and a gated MLP, GQA, any head_dim
-    *("cwm", "ernie4_5", "gemma", "helium", "hunyuan_v1_dense", "llama", "ministral", "ministral3", "mistral", "olmo"),
-    *("qwen2", "qwen3", "seed_oss", "smollm3"),
+    *("cwm", "ernie4_5", "exaone", "gemma", "helium", "hunyuan_v1_dense", "internlm3", "iquestcoder", "llama"),
+    *("ministral", "ministral3", "mistral", "olmo", "qwen2", "qwen3", "seed_oss", "smollm3"),
 )
+
+LLAMA_TOWERS = (
+    *("emu3_text_model", "hunyuan_vl_text", "paddleocr_vl_text", "qwen2_5_omni_text", "qwen2_5_vl_text"),
+    *("qwen2_vl_text", "qwen3_vl_text"),
+)
+"""The same within multimodal models, and nowhere else."""
 
 LLAMA_PARALLEL = ("cohere", "cohere2", "stablelm")
 """The same, but attention and MLP share one norm, in StableLM where the config says so."""
@@ -170,8 +190,8 @@ LLAMA_NORMED = ("exaone4", "olmo2", "olmo3")
 """The same, but norms stand behind o_proj and down_proj, and none before attention and MLP."""
 
 LAYER_NORMS = (
-    *("biogpt", "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "jais2", "mpt"),
-    *("nanochat", "nemotron", "olmo", "opt", "persimmon", "starcoder2", "xglm"),
+    *("biogpt", "bloom", "codegen", "ctrl", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "jais2"),
+    *("modernbert-decoder", "mpt", "nanochat", "nemotron", "olmo", "opt", "persimmon", "starcoder2", "xglm"),
 )
 """Architectures with a LayerNorm, or a norm without gains, before attention and MLP; no kernel quantises its output."""
 
@@ -187,7 +207,7 @@ _BLOOM = partial(
 )
 
 _ALL = (
-    Family(LLAMA),
+    Family(LLAMA, towers=LLAMA_TOWERS),
     Family(LLAMA_PARALLEL, before=("", "")),
     Family(LLAMA_NORMED, norms=("post_attention_layernorm", "post_feedforward_layernorm"), before=("", "")),
     Family(
@@ -195,13 +215,18 @@ _ALL = (
         norms=("post_attention_layernorm", "post_feedforward_layernorm"),
         before=("input_layernorm", "pre_feedforward_layernorm"),
     ),
-    Family(("granite", "granite_swa"), factor="residual_multiplier"),
+    Family(
+        ("granite", "granite_swa"),
+        factor="residual_multiplier",
+        towers=("granite4_vision_text", "granite_docling_text"),
+    ),
+    Family(("hyperclovax",), norms=("post_norm1", "post_norm2"), normed="use_post_norm", factor="residual_multiplier"),
     Family(("vaultgemma",), before=("input_layernorm", "pre_feedforward_layernorm")),
     Family(
         ("apertus", "apertus1p5_text"), up=("mlp.up_proj",), before=("attention_layernorm", "feedforward_layernorm")
     ),
     Family(("arcee", "jais2", "nemotron"), up=("mlp.up_proj",)),
-    Family(("nanochat",), up=("mlp.fc1",), down="mlp.fc2"),
+    Family(("nanochat",), up=("mlp.fc1",), down="mlp.fc2", towers=("cosmos3_edge_text",)),
     Family(("starcoder2",), up=("mlp.c_fc",), down="mlp.c_proj"),
     Family(
         ("phi",),
@@ -221,8 +246,20 @@ _ALL = (
     _OPT(("xglm",), last_norm="model.layer_norm", neurons="ffn_dim"),
     _OPT(("biogpt",), "biogpt.layers", "biogpt.layer_norm"),
     Family(("glm",), up=("mlp.gate_up_proj",), blocks=2),
-    Family(("glm4",), up=("mlp.gate_up_proj",), blocks=2, norms=("post_self_attn_layernorm", "post_mlp_layernorm")),
-    Family(("phi3",), qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",), blocks=2),
+    Family(
+        ("glm4",),
+        up=("mlp.gate_up_proj",),
+        blocks=2,
+        norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
+        towers=("glm4v_text", "glm_ocr_text"),
+    ),
+    Family(
+        ("phi3",),
+        qkv=("self_attn.qkv_proj",),
+        up=("mlp.gate_up_proj",),
+        blocks=2,
+        towers=("phi4_multimodal",),
+    ),
     _GPT(
         ("gpt2", "gpt_bigcode"),
         qkv=("attn.c_attn",),
@@ -234,6 +271,26 @@ _ALL = (
     ),
     _GPT_J(("gptj",), qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj")),
     _GPT_J(("codegen",), qkv=("attn.qkv_proj",)),
+    _GPT(
+        ("ctrl",),
+        last_norm="transformer.layernorm",
+        qkv=("multi_head_attention.Wq", "multi_head_attention.Wk", "multi_head_attention.Wv"),
+        output="multi_head_attention.dense",
+        up=("ffn.0",),
+        down="ffn.2",
+        neurons="dff",
+        before=("layernorm1", "layernorm2"),
+    ),
+    Family(
+        ("modernbert-decoder",),
+        last_norm="model.final_norm",
+        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+        output="attn.Wo",
+        up=("mlp.Wi",),
+        down="mlp.Wo",
+        blocks=2,
+        before=("attn_norm", "mlp_norm"),
+    ),
     _BLOOM(("bloom",), neurons=""),
     _BLOOM(("falcon",), neurons="ffn_hidden_size", before=("", "")),
     Family(
@@ -265,12 +322,48 @@ _ALL = (
     ),
 )
 _FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {model_type: family for family in _ALL for model_type in family.model_types}
+    {model_type: family for family in _ALL for model_type in (*family.model_types, *family.towers)}
 )
+
+_DECODERS = {
+    "model.language_model": (
+        *("apertus1p5", "aya_vision", "cohere2_vision", "cosmos3_edge", "cosmos3_omni", "deepseek_vl"),
+        *("deepseek_vl_hybrid", "exaone4_5", "fuyu", "gemma3", "glm46v", "glm4v", "glm_ocr", "glmga", "got_ocr2"),
+        *(
+            "granite4_vision",
+            "hunyuan_vl",
+            "hyperclovax_vision_v2",
+            "internvl",
+            "janus",
+            "lighton_ocr",
+            "llava",
+            "llava_next",
+        ),
+        *("llava_next_video", "llava_onevision", "mistral3", "moss_transcribe_diarize", "ovis2", "paddleocr_vl"),
+        *("paligemma", "pp_chart2table", "qianfan_ocr", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),
+        *("video_llama_3", "video_llava", "vipllava"),
+    ),
+    "model": ("phi4_multimodal",),
+    "model.text_model": ("emu3", "granite_docling", "idefics2", "idefics3", "smolvlm"),
+}
+_WRAPPERS: Mapping[str, str] = MappingProxyType(
+    {model_type: decoder for decoder, model_types in _DECODERS.items() for model_type in model_types}
+)
+"""Multimodal models that run on text alone, by model type, and the name of the decoder in each."""
 
 
 def supported() -> tuple[str, ...]:
-    return tuple(sorted(_FAMILIES))
+    """Model types of the causal language models that GAC takes."""
+    return tuple(sorted(model_type for family in _ALL for model_type in family.model_types))
+
+
+def wrappers() -> tuple[str, ...]:
+    """Model types of the multimodal models that GAC takes around a decoder of a supported layout."""
+    return tuple(sorted(_WRAPPERS))
+
+
+def is_supported(model_type: str) -> bool:
+    return model_type in _FAMILIES or model_type in _WRAPPERS
 
 
 def text_config(config: Any) -> Any:
@@ -278,15 +371,20 @@ def text_config(config: Any) -> Any:
     return getattr(config, "text_config", None) or config
 
 
-def family_of(config: Any) -> Family:
-    """The family of a transformers config, dense or compressed.
+def _model_type(config: Any) -> str:
+    return str(getattr(config, "model_type", None)).removeprefix(COMPRESSED)
 
-    A multimodal model has none: its weights have other names. A ModelError names what makes it another kind of model.
+
+def family_of(config: Any) -> Family:
+    """The family of a transformers config, dense or compressed; of a multimodal one, that of its decoder within it.
+
+    A ModelError names what makes it another kind of model.
     """
-    model_type = str(getattr(config, "model_type", None)).removeprefix(COMPRESSED)
-    family, experts = _FAMILIES.get(model_type), _experts(config)
+    model_type = _model_type(config)
+    decoder, experts = _WRAPPERS.get(model_type), _experts(config)
+    family = _FAMILIES.get(model_type if decoder is None else _model_type(text_config(config)))
     if family is not None and not experts:
-        return family
+        return family if decoder is None else family.within(decoder)
     kind, expected, remedy = "", f"a supported architecture ({', '.join(supported())})", _OTHER
     if experts:
         kind = f", a mixture of experts ({experts} experts a layer)"
@@ -315,8 +413,9 @@ def _another_kind(config: Any) -> tuple[str, str, str] | None:
     if _experts(config):
         return None
     if text is not config or hasattr(config, "vision_config"):
+        kind = f", a multimodal model {_NOT_TAKEN.get(_model_type(config), f'around a {_model_type(text)}')}"
         remedy = "Use its language model, saved as a model of its own, if its architecture is supported."
-        return ", a multimodal model", "a language model", remedy
+        return kind, f"a language model, or a multimodal one of {', '.join(wrappers())}, around one", remedy
     if getattr(config, "kv_lora_rank", None):
         expected = "keys and values that are projected from the hidden state"
         return ", with multi-head latent attention", expected, _DECODER
@@ -325,6 +424,13 @@ def _another_kind(config: Any) -> tuple[str, str, str] | None:
     return None
 
 
+_IMAGES = "that runs on no text without an image"
+_NOT_TAKEN = {
+    **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), _IMAGES),
+    **dict.fromkeys(("fast_vlm", "perception_lm"), "whose images are read by a model of the package timm"),
+    "shieldgemma2": "that classifies images and writes no text",
+}
+"""Multimodal models around a decoder of a supported layout, and what keeps them from being taken."""
 _DECODER = "Use a decoder that transformers loads as a causal language model, such as Llama."
 
 

@@ -21,18 +21,19 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictData
 from huggingface_hub.utils._validators import validate_repo_id
 from safetensors import SafetensorError
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, ProcessorMixin
 
 from gac.core.distributed import launch
 from gac.core.errors import GacError, ModelError, did_you_mean, first_line, one_line, printable
 from gac.core.progress import has_bars
 from gac.core.untrusted import check_model_files, read_model_json
 from gac.models.config_fields import check_config, check_content, check_generation_config
-from gac.models.packaged import AUTO_CONFIG, AUTO_MODEL, AUTO_TOKENIZER, PACKAGED
+from gac.models.packaged import AUTO_CONFIG, AUTO_TOKENIZER, PACKAGED
 from gac.models.quantised import ACTIVATIONS, ORIGINAL, SCALES, check_stored, dequantising, quantisation
 from gac.models.shapes import SHAPES
 from gac.models.streaming import placed, spread
 from gac.models.threads import LOADING
+from gac.runtime.architectures import factory_of
 
 DIGEST_THREADS = 8
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
@@ -63,7 +64,9 @@ class Loaded:
 
     @cached_property
     def tokenizer(self) -> Any:
-        return load_tokenizer(str(self.reader)) if isinstance(self.reader, str | Path) else self.reader
+        if isinstance(self.reader, str | Path):
+            return load_tokenizer(str(self.reader))
+        return self.reader.tokenizer if isinstance(self.reader, ProcessorMixin) else self.reader
 
 
 def load_model(
@@ -311,7 +314,7 @@ def _read(name: str, dtype: torch.dtype | None, dequantise: bool) -> tuple[Any, 
     with _reading(name), quiet_transformers():
         if folder.is_dir() and (dequantise or not stated):
             check_stored(folder, stated, name)
-        model, report = AUTO_MODEL.from_pretrained(
+        model, report = factory_of(type(config)).from_pretrained(
             name,
             dtype=dtype or "auto",
             trust_remote_code=False,

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gac.core.errors import CheckpointError, ModelError
 from gac.models.loading import UNREADABLE, read_parameter
 from gac.models.quantised import ORIGINAL, SCALES
+from gac.runtime.architectures import factory_of, generating_class
 from gac.runtime.storage.embeddings import embeddings_of
 
 
@@ -40,12 +41,12 @@ def check_plain(model: PreTrainedModel, names: Iterable[str]) -> None:
 
 
 def check_class(model: PreTrainedModel) -> None:
-    """Refuse a dense model that is not transformers' own causal LM of its architecture, by a CheckpointError."""
-    dense: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model.config), PreTrainedModel)
+    """Refuse a dense model that is not transformers' own whole model of its architecture, by a CheckpointError."""
+    kind: Any = type(model.config)
+    dense = generating_class(kind) or PreTrainedModel
     if type(model) is not dense:
-        raise CheckpointError(
-            f"a {type(model).__name__}", f"a {dense.__name__} of transformers", "Load it with AutoModelForCausalLM."
-        )
+        expected, remedy = f"a {dense.__name__} of transformers", f"Load it with {factory_of(kind).__name__}."
+        raise CheckpointError(f"a {type(model).__name__}", expected, remedy)
 
 
 def _check_parameters(model: PreTrainedModel) -> None:

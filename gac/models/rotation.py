@@ -20,7 +20,7 @@ from gac.core.errors import ModelError
 from gac.core.linalg import orthogonal
 from gac.models.attentions import heads_of
 from gac.models.basis import Rotation
-from gac.models.families import Family, family_of
+from gac.models.families import Family, family_of, text_config
 from gac.models.plain import check_in_memory
 from gac.runtime.storage.embeddings import embeddings_of, unusual
 
@@ -39,8 +39,8 @@ def rotate(model: PreTrainedModel, seed: int = SEED) -> Rotation:
     own, for the last norm's gain is folded into it alone; ``config.tie_word_embeddings`` is then False.
 
     Where a norm with gains lies between o_proj or down_proj and the stream (Gemma 2 and 3, OLMo 2 and 3, EXAONE 4,
-    GLM 4), no matrix can pass it: only the values of heads are rotated, and no norm is changed. The matrices of one
-    seed are the same on every device.
+    GLM 4), no matrix can pass it: only the values of heads are rotated, and no norm is changed. So it is in multimodal
+    models, whose images enter the stream in its own basis. The matrices of one seed are the same on every device.
 
     Raises:
         ModelError: its norms are no RMSNorm, a weight is offloaded or no plain linear weight, or the embedding is no
@@ -48,9 +48,10 @@ def rotate(model: PreTrainedModel, seed: int = SEED) -> Rotation:
     """
     rotation = _checked(model)
     generator = torch.Generator().manual_seed(seed)
-    basis = orthogonal(model.config.hidden_size, generator) if rotation.stream else None
-    for layer in range(model.config.num_hidden_layers):
-        _rotate_layer(model, layer, basis, orthogonal(heads_of(model.config).length, generator))
+    config = text_config(model.config)
+    basis = orthogonal(config.hidden_size, generator) if rotation.stream else None
+    for layer in range(config.num_hidden_layers):
+        _rotate_layer(model, layer, basis, orthogonal(heads_of(config).length, generator))
     if basis is not None:
         _rotate_ends(model, basis)
     if rotation.untied:
@@ -104,7 +105,7 @@ def _checked(model: PreTrainedModel) -> Rotation:
     family = family_of(model.config)
     _offset(model, family.last_norm)
     stream = _turns_stream(family)
-    for layer in range(model.config.num_hidden_layers):
+    for layer in range(text_config(model.config).num_hidden_layers):
         prefix = f"{family.layers}.{layer}."
         for name in (*family.qkv, family.output, *family.up, family.down):
             _plain(model, prefix + name)
@@ -114,12 +115,12 @@ def _checked(model: PreTrainedModel) -> Rotation:
 
 
 def _turns_stream(family: Family) -> bool:
-    return family.norms is None and all(family.before)
+    return family.norms is None and all(family.before) and not family.inside  # images enter the stream as they are
 
 
 def _rotate_layer(model: PreTrainedModel, layer: int, basis: Tensor | None, of_values: Tensor) -> None:
     """Multiply R1, where there is one, and R2 into the weights of a decoder layer; each is rounded once."""
-    family, heads = family_of(model.config), heads_of(model.config)
+    family, heads = family_of(model.config), heads_of(text_config(model.config))
     prefix = f"{family.layers}.{layer}."
     blocks = [*zip(family.before, (family.qkv, family.up), (family.output, family.down), strict=True)]
     names = (*family.qkv, family.output, *family.up, family.down)

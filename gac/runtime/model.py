@@ -9,15 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import transformers
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_MAPPING,
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-)
+from transformers import CONFIG_MAPPING, AutoConfig
 
+from gac.runtime.architectures import generating_class, known_by
 from gac.runtime.contract import COMPRESSED, chooses_code
 from gac.runtime.finish import finish
 from gac.runtime.header import description_of, header_of, name_in, replace_weights
@@ -172,8 +166,9 @@ class Classes(NamedTuple):
     """The classes of one architecture's compressed models, each a subclass of the dense one."""
 
     config: Any
-    base: Any
-    causal_lm: Any
+    base: Any  # None where transformers has none
+    causal_lm: Any  # or the multimodal model around one
+    factories: dict[str, Any]  # each class by the names of the factories of transformers that make it
 
 
 @cache
@@ -185,35 +180,36 @@ def make_classes(model_type: str, mixin: type, module: str) -> Classes:
     """
     config = config_class(model_type, module)
     dense: Any = CONFIG_MAPPING[model_type]
-    base, causal_lm = (
-        _subclass(models[dense], mixin, module, config_class=config)
-        for models in (MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING)
-    )
+    factories = known_by(dense)
+    made = {model: _subclass(model, mixin, module, dense, config_class=config) for model in {*factories.values()}}
     AutoConfig.register(config.model_type, config, exist_ok=True)
-    AutoModel.register(config, base, exist_ok=True)
-    AutoModelForCausalLM.register(config, causal_lm, exist_ok=True)
-    return Classes(config, base, causal_lm)
+    for name, model in factories.items():
+        getattr(transformers, name).register(config, made[model], exist_ok=True)
+    by_name = {"AutoConfig": config} | {name: made[model] for name, model in factories.items()}
+    return Classes(config, by_name.get("AutoModel"), made[generating_class(dense)], by_name)
 
 
 @cache
 def config_class(model_type: str, module: str) -> Any:
     """Make the config class of an architecture's compressed models; arguments as for ``make_classes``."""
-    return _subclass(CONFIG_MAPPING[model_type], CompressedConfig, module, model_type=COMPRESSED + model_type)
+    dense = CONFIG_MAPPING[model_type]
+    return _subclass(dense, CompressedConfig, module, dense, model_type=COMPRESSED + model_type)
 
 
 def class_named(name: str, mixin: type, module: str) -> Any:
-    """Return the compressed class of this name: what transformers calls the dense one, after ``Gac``.
+    """Return the compressed class of this name; arguments as for ``make_classes``.
 
-    Arguments as for ``make_classes``; an AttributeError if transformers has no such class.
+    An AttributeError says if transformers has no class for it.
     """
-    dense = getattr(transformers, name.removeprefix("Gac"), None) if name.startswith("Gac") else None
-    config = getattr(dense, "config_class", dense)
+    plain = getattr(modeling_gac, name, None)
+    config: Any = getattr(plain, "config_class", plain)
     if model_type := getattr(config, "model_type", None):
-        for made in make_classes(model_type, mixin, module):
+        for made in make_classes(model_type.removeprefix(COMPRESSED), mixin, module).factories.values():
             if made.__name__ == name:
                 return made
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
-def _subclass(dense: Any, mixin: type, module: str, **body: Any) -> Any:
-    return type("Gac" + dense.__name__, (mixin, dense), {"__module__": module, **body})
+def _subclass(dense: Any, mixin: type, module: str, config: Any, **body: Any) -> Any:
+    other = f"Of{config.__name__}" if getattr(dense, "config_class", config) is not config else ""
+    return type(f"Gac{dense.__name__}{other}", (mixin, dense), {"__module__": module, **body})

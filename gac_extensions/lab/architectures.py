@@ -18,10 +18,10 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_
 from transformers.pytorch_utils import Conv1D
 
 from gac.core.errors import ModelError
-from gac.models.families import family_of, supported, text_config
+from gac.models.families import family_of, wrappers
 from gac.runtime.contract import COMPRESSED
 
-TAKEN, EXPERTS, ENTRY, TOWER = "taken", "a mixture of experts", "could be an entry", "a multimodal model, tower known"
+TAKEN, EXPERTS, ENTRY, MULTIMODAL = "taken", "a mixture of experts", "could be an entry", "a multimodal model"
 _KIND = re.compile(r"^model type '[^']*', (?P<kind>.*)$")
 _COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _LAYER = re.compile(r"^(?P<layers>.+?)\.0\.(?P<name>.+)$")
@@ -61,11 +61,9 @@ def _refused(model_type: str, config: Any, failure: ModelError) -> Verdict:
     if match is None:
         return Verdict(model_type, ENTRY, _layout(config))
     kind = match["kind"]
-    if kind.startswith(EXPERTS):
-        return Verdict(model_type, EXPERTS, kind.removeprefix(EXPERTS).strip(" ()"))
-    tower = str(getattr(text_config(config), "model_type", ""))
-    if tower in supported():
-        return Verdict(model_type, TOWER, f"its language model is {tower}: save that as a model of its own")
+    for group in (EXPERTS, MULTIMODAL):
+        if kind.startswith(group):
+            return Verdict(model_type, group, kind.removeprefix(group).strip(" ()"))
     return Verdict(model_type, kind)
 
 
@@ -118,7 +116,10 @@ def page() -> Iterator[str]:
     yield "python -m gac_extensions.lab.architectures > docs/architectures.md"
     yield "```"
     yield ""
-    yield f"**Taken**: {_names(taken)}."
+    multimodal = [verdict for verdict in taken if verdict.model_type in wrappers()]
+    yield f"**Taken**: {_names([verdict for verdict in taken if verdict not in multimodal])}."
+    yield ""
+    yield f"**Taken, multimodal** ([the decoder is compressed](models.md#multimodal-models)): {_names(multimodal)}."
     for group, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
         yield ""
         yield f"## Refused: {group} ({len(members)})"

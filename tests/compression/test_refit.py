@@ -31,7 +31,7 @@ from tests.compression.compressed import WIDTH, MakePlan
 from tests.models.small import every_layout, small_config, small_model, weights_of
 from tests.small_pipeline import Small
 
-BEHIND = ("exaone4", "gemma2", "gemma3_text", "glm4", "granite", "granite_swa", "olmo2", "olmo3")
+BEHIND = ("exaone4", "gemma2", "gemma3_text", "glm4", "granite", "granite_swa", "hyperclovax", "olmo2", "olmo3")
 """Where a norm or a factor comes before the residual stream."""
 
 
@@ -57,7 +57,7 @@ def off(model: PreTrainedModel, dense: Tensor) -> float:
 
 def deep(model_type: str) -> PreTrainedModel:
     """Three random layers whose weights and gains are larger than usual, so that what they add counts."""
-    factor = {"residual_multiplier": 0.3} if model_type == "granite" else {}
+    factor = {"residual_multiplier": 0.3} if model_type in ("granite", "hyperclovax") else {}
     model = small_model(small_config(model_type, num_hidden_layers=3, **factor))
     with torch.no_grad():
         for weight in weights_of(model.config):
@@ -104,7 +104,7 @@ def paths_of(config: Any) -> set[ResidualPath]:
     return {family_of(config).residual_path(config, name) for name in names}
 
 
-@pytest.mark.parametrize("model_type", ["gemma3_text", "granite", "olmo2"])
+@pytest.mark.parametrize("model_type", ["gemma3_text", "granite", "hyperclovax", "olmo2"])
 def test_a_step_gives_the_residual_stream_what_it_lacks(model_type: str) -> None:
     model = deep(model_type)
     (way,) = (way for name, way in ways_of(model, weights_of(model.config)).items() if ".0.mlp." in name)

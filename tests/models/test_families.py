@@ -182,7 +182,8 @@ def test_a_form_that_fits_no_weight_is_refused(tiny_config: LlamaConfig) -> None
         (", with layers of state spaces, convolutions or linear attention", "bamba jamba lfm2 mamba qwen3_next rwkv"),
         (", an encoder-decoder", "t5 whisper"),
         (", an encoder", "bert"),
-        (", a multimodal model", "gemma3 llava mllama qwen2_5_vl"),
+        (", a multimodal model around a mllama_text_model; expected a language model, or ", "mllama"),
+        (", a multimodal model that runs on no text without an image", "blip-2 instructblip"),
         (", with multi-head latent attention", "minicpm3"),
         (", a mixture of experts (8 experts a layer)", "mixtral"),
         (", a mixture of experts (16 experts a layer)", "llama4 llama4_text phimoe"),
@@ -205,7 +206,11 @@ def test_experts_are_found_in_any_config_and_the_text_part_in_a_multimodal_one()
     config: Any = AutoConfig.for_model("gemma3", text_config=small_config("gemma3_text").to_dict())
     assert text_config(config) is config.text_config is text_config(config.text_config)
     assert len(family_of(text_config(config)).sites(text_config(config))) == 10
-    assert_refused(lambda: family_of(config), "model type 'gemma3', a multimodal model; expected a language model")
+    assert len(family_of(config).sites(config)) == 10
+    config.text_config.model_type = "vit"
+    assert_refused(
+        lambda: family_of(config), "model type 'gemma3', a multimodal model around a vit; expected a language"
+    )
 
 
 @pytest.mark.parametrize("model_type", WITHOUT_HEAD_KEYS)
@@ -271,3 +276,13 @@ def test_loss_curves_are_those_of_the_same_linear_layers() -> None:
     )
     for key, curve in ours.by_key.items():
         np.testing.assert_allclose(curve.loss, theirs.by_key[key].loss, rtol=1e-3, atol=1e-7)
+
+
+def test_norms_that_the_config_leaves_out_are_on_no_path() -> None:
+    for flag in (True, False):
+        config = small_config("hyperclovax", use_post_norm=flag)
+        writer = weights_of(config)[3]
+        assert writer.normed is flag
+        path = family_of(config).residual_path(config, writer.name)
+        assert path.norm == ("model.layers.0.post_norm1" if flag else None)
+        assert path.norm is None or any(name == path.norm for name, _ in small_model(config).named_modules())

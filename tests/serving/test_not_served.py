@@ -2,9 +2,17 @@
 
 from types import SimpleNamespace
 
-from gac.models.families import supported
+from gac.models.families import supported, wrappers
 from gac.runtime.contract import COMPRESSED
 from gac.runtime.vllm.check import NOT_SERVED, refusal
+
+
+def test_multimodal_models_are_refused_by_name() -> None:
+    for model_type in wrappers():
+        config = SimpleNamespace(model_type=COMPRESSED + model_type, text_config=SimpleNamespace())
+        value, _, remedy = refusal(config) or ("", "", "")
+        assert value == f"model type {model_type!r}, a multimodal model"
+        assert "transformers" in remedy
 
 
 def test_architectures_that_the_plugin_does_not_serve_are_refused_by_name() -> None:

@@ -364,8 +364,8 @@ class CompressedConfig:
         return super().from_dict(values, **options)
 
     def to_dict(self) -> dict[str, Any]:
-        names = {"compression_config": "quantization_config"}
-        return {names.get(name, name): value for name, value in super().to_dict().items()}
+        fields = super().to_dict().items()
+        return {name.replace("compression_config", "quantization_config"): value for name, value in fields}
 
 
 class CompressedModel:
@@ -412,10 +412,10 @@ class CompressedModel:
         return (model, report) if output_loading_info else model
 
     def save_pretrained(self, directory: Any, *args: Any, **options: Any) -> None:
-        """Save the model with its plan, its card and this file."""
+        """Save the model with its plan, its card and this file; tensors have the names of its modules."""
         names = {auto: str(name).rpartition("--")[2] for auto, name in getattr(self.config, "auto_map", {}).items()}
         self.config.auto_map = {auto: name for auto, name in names.items() if name.startswith("modeling_gac.")}
-        super().save_pretrained(directory, *args, **options)
+        super().save_pretrained(directory, *args, **{"save_original_format": False} | options)
         if not getattr(self, "_hf_peft_config_loaded", False):  # then transformers saves the adapter alone
             self._write_companions(Path(directory))
 
@@ -438,13 +438,13 @@ def read_documents(source: Any, options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Make ``GacLlamaConfig``, ``GacLlamaModel`` or ``GacLlamaForCausalLM`` of transformers' class, and their like."""
-    dense: Any = getattr(transformers, name.removeprefix("Gac"), None) if name.startswith("Gac") else None
-    config = getattr(dense, "config_class", dense)
+    """Make ``GacLlamaConfig``, ``GacLlamaModel``, ``GacLlamaModelOfExaoneConfig``, and their like."""
+    dense_name, *other = name.removeprefix("Gac").split("Of")  # a class has its own config, unless it is named
+    dense: Any = getattr(transformers, dense_name, None) if name.startswith("Gac") else None
+    config: Any = getattr(transformers, other[0], None) if other else getattr(dense, "config_class", dense)
     if not getattr(config, "model_type", None):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     mixin, body = CompressedConfig, {"model_type": f"gac_{config.model_type}"}
     if config is not dense:
-        config_name = f"Gac{config.__name__}"
-        mixin, body = CompressedModel, {"config_class": globals().get(config_name) or __getattr__(config_name)}
+        mixin, body = CompressedModel, {"config_class": getattr(sys.modules[__name__], f"Gac{config.__name__}")}
     return globals().setdefault(name, type(name, (mixin, dense), body | {"__module__": __name__}))

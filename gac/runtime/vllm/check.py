@@ -8,7 +8,10 @@ from gac.runtime.header import header_of
 from gac.runtime.modules import KINDS
 
 TESTED = ("0.26", "0.32")
-NOT_SERVED = ("apertus1p5_text", "biogpt", "bloom", "codegen", "falcon", "gpt_bigcode", "mpt", "xglm")
+NOT_SERVED = (
+    *("apertus1p5_text", "biogpt", "bloom", "codegen", "exaone", "falcon", "gpt_bigcode", "internlm3", "iquestcoder"),
+    *("mpt", "xglm"),
+)
 """Architectures whose classes in vLLM 0.32 do not run compressed models; transformers runs all of them."""
 _RUN = ("Linear", "LowRankLinear", "Absent", "Constant")
 """Modules that the engine runs, as ``config.json`` calls them."""
@@ -26,9 +29,11 @@ def refusal(config: Any) -> tuple[str, str, str] | None:
         problem, _, expected = str(failure).rstrip(".").partition("; expected ")
         return problem, expected or "a key that GAC wrote", "Or compress the model again."
     model_type = str(getattr(config, "model_type", "")).removeprefix(COMPRESSED)
-    if model_type in NOT_SERVED:
+    is_multimodal = getattr(config, "text_config", None) is not None
+    if model_type in NOT_SERVED or is_multimodal:
         remedy = "Run this checkpoint in transformers, or serve gac export --merge, of the dense model's size."
-        return f"model type {model_type!r}", "an architecture that the plugin serves", remedy
+        kind = ", a multimodal model" if is_multimodal else ""
+        return f"model type {model_type!r}{kind}", "an architecture that the plugin serves", remedy
     if header is None:
         return "config.json has no key gac", "a model that GAC compressed", "Serve the dense model."
     modules: dict[str, Any] = {**header.modules, **({"the LM head": header.head} if header.head else {})}

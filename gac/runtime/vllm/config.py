@@ -36,6 +36,8 @@ class _CompressedConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         with suppress(ValueError):  # ``Checks`` refuses it
             if (header := header_of(config)) and with_fewer_heads(header.modules):
                 config.architectures = [f"Gac{BACKEND}"]
+        if getattr(config, "text_config", None) is not None:  # ``Checks`` refuses it, before its processor is asked for
+            config.architectures = [f"Gac{BACKEND}"]
         return opened
 
 

@@ -32,7 +32,7 @@ _REPACKED = ("GPTNeoXForCausalLM",)
 def __getattr__(name: str) -> Any:
     if not name.startswith("Gac"):
         raise AttributeError(name)
-    return _compressed(name.removeprefix("Gac"))
+    return _compressed(name.removeprefix("Gac").partition("Of")[0])  # vLLM's classes run other configs too
 
 
 @cache

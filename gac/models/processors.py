@@ -1,0 +1,54 @@
+"""The files by which a processor makes a multimodal model's inputs: they go with the model, as they are."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from transformers.utils.hub import cached_file
+
+from gac.core.errors import ModelError
+from gac.core.untrusted import read_bytes, read_model_json
+from gac.models.loading import UNREADABLE
+from gac.models.threads import LOADING
+
+_PARTS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+_KIND = "a processor's file"
+
+
+def processor_files(name: str) -> dict[str, bytes]:
+    """The files of the processor of a directory or a hub id, by name.
+
+    A ModelError says if there are none, if one cannot be read, or if one names code of its own.
+    """
+    remedy = "Copy the processor's files beside the weights, or pass it as tokenizer=."
+    paths = _paths(name)
+    if not paths.keys() & {*_PARTS}:
+        raise ModelError(f"the model {name!r} came without a processor", f"one of {', '.join(_PARTS)}", remedy)
+    for part in (part for part in _PARTS if part in paths):
+        if code := read_model_json(paths[part], _KIND, ModelError).get("auto_map"):
+            problem = f"{part} of {name} names code of its own ({json.dumps(code)[:80]})"
+            raise ModelError(problem, "a processor that transformers has", f"{remedy} Its code is not copied.")
+    return {part: read_bytes(path, _KIND, _KIND, ModelError) for part, path in paths.items()}
+
+
+def _paths(name: str) -> Mapping[str, Path]:
+    paths = dict[str, Path]()
+    for part in (*_PARTS, *_TEMPLATES):
+        if os.path.isdir(name):
+            path: str | None = os.path.join(name, part)
+        else:
+            path = _from_hub(name, part)
+        if path is not None and os.path.isfile(path):
+            paths[part] = Path(path)
+    return paths
+
+
+def _from_hub(name: str, part: str) -> str | None:
+    lenient = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    try:
+        with LOADING:
+            return cached_file(name, part, **lenient)
+    except UNREADABLE:
+        return None  # no such repository, or no name of one
