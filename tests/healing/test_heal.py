@@ -330,8 +330,10 @@ def test_spare_windows_change_no_others(learned: Trained, monkeypatch: pytest.Mo
     monkeypatch.setattr(own_text, "_spare", lambda *_: spare)
     both = sampled()
     assert alone.spare is None
-    assert torch.equal(both.ids, alone.ids) and both.digest == alone.digest
-    assert both.spare is not None and both.spare.shape == (spare, LENGTH)
+    assert torch.equal(both.ids, alone.ids)
+    assert both.digest == alone.digest
+    assert both.spare is not None
+    assert both.spare.shape == (spare, LENGTH)
     assert len({tuple(row.tolist()) for row in torch.cat([both.ids, both.spare])}) == count + spare
 
 
