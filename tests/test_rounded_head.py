@@ -25,6 +25,7 @@ from gac.runtime.storage.embeddings import StoredEmbedding, StoredHead, TiedHead
 from gac.runtime.storage.modules import count_parameters
 from gac.schemes import scheme_named
 from tests.changed import edited, with_measured, with_recipe
+from tests.cli.commands import run
 from tests.compression.applying import IDS, divergence, logits
 from tests.compression.compressed import MakePlan
 from tests.compression.ends import with_rounded_ends
@@ -58,11 +59,21 @@ def held(folder: Path) -> int:
     return sum(tensor.nbytes for name, tensor in tensors if not name.endswith("weight_shape"))
 
 
+def test_summaries_in_few_bits_say_that_embedding_and_head_are_left_at_16(asked: Small) -> None:
+    hint = "embedding, head and norms, on which no limit works"
+    for head, is_said in (("bf16", True), ("w8a16", False)):
+        plan = asked.allocate(None, memory=0.3, schemes=("w2a16:32",), forms=(), rotate=False, head=head)
+        assert (hint in plan.summary()) == is_said
+
+
 def test_the_files_hold_what_the_plan_says(asked: Small, tmp_path: Path) -> None:
     plan = asked.allocate(None, memory=0.6, schemes=("w8a16", "w4a16:32"), forms=(), rotate=False, head="w8a16")
     parameters = count_parameters(asked.model)
     ours, again = asked.there_and_back(plan, tmp_path)
-    assert held(tmp_path / "small") == plan.model_bytes[0] <= gac.verify(tmp_path / "small").bytes
+    verified = gac.verify(tmp_path / "small")
+    assert held(tmp_path / "small") == plan.model_bytes[0] == verified.planned_bytes
+    assert verified.planned_bytes + verified.shape_bytes == verified.bytes
+    assert ": as in the files" in run("verify", tmp_path / "small").output
     assert torch.equal(again.generate(IDS, **GIVEN), ours.generate(IDS, **GIVEN))
     assert isinstance(ours.lm_head, StoredHead) == (len(head_of(plan).shapes) == 2)
     assert count_parameters(ours) == parameters == plan.measured.params

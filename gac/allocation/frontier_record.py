@@ -279,7 +279,7 @@ def _notes(frontier: Frontier) -> Iterator[str]:
         untimed = [option for site in frontier.sites for option in site.options if None in option.latency_ns]
         schemes = {scheme for option in untimed for scheme in option.schemes} - {DEFAULT_SCHEME}
         forms = {form for option in untimed for form in option.forms} - {"dense"}
-        yield f"-: the profile has no {', '.join(sorted(schemes or forms))}"
+        yield f"-: the profile lacks shapes in {', '.join(sorted(schemes or forms))}"
 
 
 # --- checks: everything is counted again, in exact integers ---------------------------------------------------------

@@ -23,9 +23,11 @@ from gac.core.untrusted import check_inside, check_model_files, file_digest, is_
 from gac.models.loading import bytes_of
 from gac.runtime.contract import DIGESTS
 from gac.runtime.model import CODE
+from gac.runtime.storage.packed import PackedIntegers
 
 _CODE_OR_WEIGHTS = (".py", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".so", ".gguf")
 _SCHEMA = 1
+_SHAPES = tuple(f".{name}" for name in PackedIntegers.metadata)
 _WEIGHTS = "model.safetensors"
 # No logit follows from these keys of a config; from every other one may, also from those that GAC does not know.
 _NOT_ESSENTIAL = frozenset(
@@ -152,6 +154,8 @@ class Verified:
     digest: str  # the SHA-256 of its file of digests, which stands for all that was checked
     tensors: int
     bytes: int
+    shape_bytes: int  # of them those that say the shape of a packed matrix, which no plan counts
+    planned_bytes: int  # of the whole model in its plan, which counts 16 bits for a number that is not rounded
     keys: int  # of the config, that were checked
     files: int  # that were checked, besides config and weights
     not_checked: tuple[str, ...]  # what lies beside them and was not there when it was saved
@@ -179,7 +183,7 @@ def _verified(source: Path) -> Verified:
             "the digests that gac.save writes beside the weights",
             "Get the checkpoint anew with its digests, or save it again from files that you trust.",
         )
-    read_plan(source)
+    plan = read_plan(source)
     check_config(document, digests, source)
     files, index = weight_files(source)
     tensors = open_tensors(source, files)
@@ -197,6 +201,8 @@ def _verified(source: Path) -> Verified:
         digest=file_digest(source / DIGESTS),
         tensors=len(tensors),
         bytes=sum(values.nbytes for values in tensors.values()),
+        shape_bytes=sum(values.nbytes for name, values in tensors.items() if name.endswith(_SHAPES)),
+        planned_bytes=plan.model_bytes[0],
         keys=len(digests.config),
         files=len(digests.files),
         not_checked=tuple(others),

@@ -238,7 +238,8 @@ def verify(directory: Path) -> Answer:
     result = gac.verify(directory)
     lines = [
         f"{directory} is as it was saved",
-        f"tensors      {result.tensors:,}, {result.bytes / 1e6:,.1f} MB",
+        f"tensors      {result.tensors:,}, {result.bytes:,} bytes",
+        f"planned      {_planned(result)}",
         f"config       {result.keys} keys",
         f"files        {result.files}",
         f"digest       {result.digest}",
@@ -246,6 +247,13 @@ def verify(directory: Path) -> Answer:
     if result.not_checked:
         lines.append(f"not checked  {', '.join(result.not_checked)} (not there when it was saved)")
     return Answer({"directory": str(directory)} | asdict(result), lambda: ["\n".join(lines)])
+
+
+def _planned(result: gac.Verified) -> str:
+    shapes = f", and {result.shape_bytes:,} for the shapes of packed matrices" if result.shape_bytes else ""
+    if result.planned_bytes + result.shape_bytes == result.bytes:
+        return f"{result.planned_bytes:,} bytes{shapes}: as in the files"
+    return f"{result.planned_bytes:,} bytes, with 16 bits for each number that is not rounded{shapes}"
 
 
 @click.command(cls=Command)

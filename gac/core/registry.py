@@ -68,7 +68,7 @@ class Registry(Generic[T]):
             parametrised: T = make(parameter)
             return parametrised
         names = dict.fromkeys((*self.names, *self._installed(), *also))
-        remedy = did_you_mean(name, names, f"Correct the name, or register your own {self._seam}.")
+        remedy = did_you_mean(name, names, f"Correct the name, or register your own {self._seam} (docs/extending.md).")
         raise self._error(f"{self._seam} {name!r} is unknown", f"one of {', '.join(names)}", remedy)
 
     def _installed(self) -> "dict[str, EntryPoint]":

@@ -280,16 +280,27 @@ def _prices_of(
     By scheme, and then: one number for the dense weight by ``<scheme>/<weight>``, and for a form that prices itself one
     for each dim by ``<scheme>/<form>/<weight>``.
     """
+    largest_first = sorted(weights, key=lambda weight: -weight.params)
+    matrices = [statistics.model.get_parameter(f"{weight.name}.weight") for weight in largest_first]
+    by_weight = at_once(lambda weight: _prices_of_weight(statistics, weight, schemes), largest_first, matrices)
+    return {
+        scheme.name: {name: loss for prices in by_weight for name, loss in prices[scheme.name].items()}
+        for scheme in schemes
+    }
+
+
+def _prices_of_weight(
+    statistics: Statistics, weight: Weight, schemes: Sequence[Scheme]
+) -> dict[str, dict[str, Floats]]:
+    inputs = Inputs(statistics.metric(weight).inputs, thorough=False)  # whose factors all schemes and forms share
+    forms = [form for form in FORMS if form.loss.in_every_calibration and form.applies_to(weight)]
     prices: dict[str, dict[str, Floats]] = {scheme.name: {} for scheme in schemes}
-    for weight in weights:
-        inputs = Inputs(statistics.metric(weight).inputs, thorough=False)  # whose factors all schemes and forms share
-        forms = [form for form in FORMS if form.loss.in_every_calibration and form.applies_to(weight)]
-        for scheme in (scheme for scheme in schemes if scheme.applies_to(weight)):
-            of_scheme, name = prices[scheme.name], scheme.name
-            of_scheme[f"{name}/{weight.name}"] = np.array(rounding_loss(statistics, weight, scheme, inputs))
-            for form in forms:
-                if (by_dim := tensors_of(form).rounding(statistics, weight, scheme, inputs)) is not None:
-                    of_scheme[f"{name}/{form.name}/{weight.name}"] = by_dim
+    for scheme in (scheme for scheme in schemes if scheme.applies_to(weight)):
+        of_scheme, name = prices[scheme.name], scheme.name
+        of_scheme[f"{name}/{weight.name}"] = np.array(rounding_loss(statistics, weight, scheme, inputs))
+        for form in forms:
+            if (by_dim := tensors_of(form).rounding(statistics, weight, scheme, inputs)) is not None:
+                of_scheme[f"{name}/{form.name}/{weight.name}"] = by_dim
     return prices
 
 

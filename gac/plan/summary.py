@@ -82,9 +82,17 @@ def _memory(plan: PlanRecord) -> str:
     allowed = f", {(model - limit.used + limit.limit) / 1e9:.4g} allowed" if limit else ""
     return (
         f"{weights};\n{model:,} of {dense:,} bytes of the whole model: {model / dense:.4f} kept,\n"
-        f"in GB {model / 1e9:.4g} of {dense / 1e9:.4g}{allowed};\n"
+        f"in GB {model / 1e9:.4g} of {dense / 1e9:.4g}{allowed};\n{_rest(plan, model - used)}"
         f"{bits:.2f} bits per dense parameter, {of_model:.2f} in the whole model; {stored(plan)}"
     )
+
+
+def _rest(plan: PlanRecord, size: int) -> str:
+    """The bytes that no choice makes fewer, where they are most of the model in few bits."""
+    if size <= plan.bytes[0] or plan.measured.head is not None or not lossy_schemes(plan):
+        return ""
+    remedy = "head='w8a16' (--head w8a16) stores embedding and head in 8 bits"
+    return f"{size / 1e9:.4g} of it embedding, head and norms, on which no limit works:\n{remedy};\n"
 
 
 def _head(plan: PlanRecord) -> str:

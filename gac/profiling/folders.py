@@ -53,11 +53,12 @@ def find_profile(path_or_name: str | Path) -> Path:
     if name in known:
         return known[name]
     shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+    listed = "Correct the name or the path: gac profiles lists tables, gac profiles NAME the models of one."
     measure = "A GPU without a table is measured with gac profile, on that GPU."
     raise ProfileError(
         f"profile {shown!r} is neither a file nor a known name",
         f"a path, or one of {', '.join(known) or '(no profile is installed)'}",
-        f"{did_you_mean(Path(name[:_SHOWN]).stem.lower(), known, 'Correct the path.', cutoff=0.5)} {measure}",
+        f"{did_you_mean(Path(name[:_SHOWN]).stem.lower(), known, listed, cutoff=0.5)} {measure}",
     )
 
 

@@ -268,7 +268,7 @@ def test_the_table_says_what_is_left_of_the_cache_and_what_has_no_latency() -> N
     timed = [measured("linear", 100, m=8, k=HIDDEN, n=OUT)]
     asked = replace(asking(cached(), 1.0, workloads=[PREFILL]), profile=profile(timed))
     lines = lines_of(frontier(asked, points=9, limit=KV_NUMBERS))
-    assert lines[-1] == "-: the profile has no latent"
+    assert lines[-1] == "-: the profile lacks shapes in latent"
 
 
 def test_what_was_edited_is_refused(result: Frontier, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ EVIL = "raise SystemExit('the code was run')"
 def test_everything_is_counted(saved: Path, model: Any) -> None:
     found, held = gac.verify(saved), load_file(saved / "model.safetensors")
     assert (found.tensors, found.bytes) == (len(held), sum(one.nbytes for one in held.values()))
+    assert (found.planned_bytes, found.shape_bytes) == (model.gac_plan.model_bytes[0], 0)
     assert found.files == len({"plan.json", "generation_config.json", CODE})
     assert found.keys == len(json.loads((saved / "config.json").read_bytes())) - 5
     assert found.not_checked == ()

@@ -1,4 +1,4 @@
-"""The README and the pages in ``docs``: their fenced blocks, their command lines and their links."""
+"""The README and the pages in ``docs``: their fenced blocks, command lines, quotes of what these print, and links."""
 
 import re
 import shlex
@@ -21,12 +21,51 @@ def blocks(text: str, language: str) -> list[str]:
 def lines(text: str) -> Iterator[list[str]]:
     """The words of every line in the ``bash`` blocks: continued lines joined, comments left out."""
     for block in blocks(text, "bash"):
-        variables = dict(re.findall(r'^(\w+)="(.*)"$', block, re.MULTILINE))
-        for name, value in variables.items():
-            block = block.replace(f"${name}", value)
-        for line in block.replace("\\\n", " ").splitlines():
-            if (words := shlex.split(line, comments=True)) and "=" not in words[0]:
-                yield words
+        yield from _lines_of(block)
+
+
+def _lines_of(block: str) -> Iterator[list[str]]:
+    for name, value in re.findall(r'^(\w+)="(.*)"$', block, re.MULTILINE):
+        block = block.replace(f"${name}", value)
+    for line in block.replace("\\\n", " ").splitlines():
+        if (words := shlex.split(line, comments=True)) and "=" not in words[0]:
+            yield words
+
+
+def _quotes() -> dict[tuple[str, ...], list[str]]:
+    by_command: dict[tuple[str, ...], list[str]] = {}
+    for text in PAGES.values():
+        words: list[str] = []
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            if language == "bash":
+                *_, words = _lines_of(block)
+            elif language == "text":
+                by_command.setdefault(tuple(words[1:]), []).append(block)
+    return by_command
+
+
+QUOTES = _quotes()
+"""Every ``text`` block, which quotes output, by the arguments of the command that prints it: the last one above it."""
+
+
+def is_quoted_from(output: str, quote: str, any_number: bool = False) -> bool:
+    """A quote's parts stand in the output, in this order; ``...`` stands for what is left out between two of them.
+
+    Line breaks and spaces count alike. With ``any_number`` a number may be any other: for output on another model.
+    """
+    printed, position = _compared(output, any_number), 0
+    for part in quote.split("..."):
+        part = _compared(part, any_number)
+        position = printed.find(part, position)
+        if position < 0:
+            return False
+        position += len(part)
+    return True
+
+
+def _compared(text: str, any_number: bool) -> str:
+    text = " ".join(text.split())
+    return re.sub(r"[+-]?\d[\d,]*(\.\d+)?", "#", text) if any_number else text
 
 
 def commands(text: str, program: str = "gac") -> list[list[str]]:

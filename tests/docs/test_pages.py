@@ -1,4 +1,7 @@
-"""Pages: what they name exists, every command is on one and is understood, and those that read files here run."""
+"""Pages: what they name exists, every command is on one and is understood, those that read files here run.
+
+What a page quotes below a command is what the command prints.
+"""
 
 import re
 import shlex
@@ -12,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 from matplotlib.image import imread
-from pages import DOCS, PAGES, ROOT, commands, inline_commands, lines, links
+from pages import DOCS, PAGES, QUOTES, ROOT, commands, inline_commands, is_quoted_from, lines, links
 
 from gac.cli import main
 from tests.cli.commands import run
@@ -203,10 +206,20 @@ def test_a_command_of_the_pages_runs(words: tuple[str, ...], tmp_path: Path, mon
     target = written(words)
     result = run(*(tmp_path / Path(target).name if word == target else word for word in words))
     assert result.exit_code == 0, result.output
+    for quote in QUOTES.get(words, []):
+        assert is_quoted_from(result.output, quote), result.output
     if target:
         assert (tmp_path / Path(target).name).stat().st_size > 1000
     if target.startswith("docs/"):
         assert imread(tmp_path / Path(target).name).shape == imread(target).shape
+
+
+def test_readmes_ranks_are_what_the_command_below_them_prints() -> None:
+    rows = re.findall(r"^\| (rank|µs) \| (.*) \|$", PAGES["README.md"], re.MULTILINE)
+    ranks, times = (cells.replace("*", "").split(" | ") for _, cells in rows)
+    command = next(words for words in commands(PAGES["README.md"]) if "1016:1040" in words)
+    printed = [line.split()[:2] for line in run(*command).output.splitlines()]
+    assert [pair for pair in zip(ranks, times, strict=True) if [*pair] not in printed] == []
 
 
 def test_every_figure_is_shown_and_has_its_command() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import PAGES, ROOT, blocks, commands
+from pages import PAGES, QUOTES, ROOT, blocks, commands, is_quoted_from
+from test_pages import RUN
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
@@ -71,6 +72,10 @@ def at_hand(source: str) -> str:
     return re.sub(r'"(wiki-sample|wikitext2|c4)", windows=\d+', '"prose.txt", windows=2, length=64', source)
 
 
+def quote_at_hand(quote: str) -> str:
+    return at_hand(quote).replace("on wiki-sample:", "on prose.txt:").replace("on self:", "on notes.txt:")
+
+
 def with_own_text(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     """The call with the text at hand where it names none."""
     return function(*arguments, **({} if "recipe" in keywords else {"calibration": "prose.txt:4x64"}) | keywords)
@@ -90,7 +95,7 @@ def test_python_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -
             exec(compile(at_hand(block), page, "exec"), names)
 
 
-WORKFLOW = ("allocate", "compress", "eval", "export", "frontier", "report", "compare")
+WORKFLOW = ("allocate", "compress", "eval", "export", "frontier", "report", "compare", "verify")
 NOT_HERE = re.compile(
     r"--(gguf|latency(?! any)|one-row|tasks|limit)"
     r"|\b(wikitext2|smaller|plain|notebooks|frontier\.json --plot again)\b"
@@ -104,10 +109,16 @@ def workflow() -> dict[str, list[list[str]]]:
     for page, text in PAGES.items():
         for words in commands(text):
             line = " ".join(words)
-            if words[0] in WORKFLOW and line not in seen and not NOT_HERE.search(line):
+            is_general = any(word.isupper() for word in words)  # as in ``gac allocate DIR``
+            if words[0] in WORKFLOW and line not in seen and not is_general and not NOT_HERE.search(line):
                 found.setdefault(page, []).append(words)
             seen.add(line)
     return found
+
+
+def test_every_quote_is_of_a_command_that_runs() -> None:
+    run_here = {*RUN, *(tuple(words) for lines in workflow().values() for words in lines)}
+    assert [" ".join(words) for words in QUOTES if words not in run_here] == []
 
 
 @pytest.mark.parametrize(("page", "lines"), workflow().items())
@@ -119,6 +130,9 @@ def test_commands_run(page: str, lines: list[list[str]], folder: Path) -> None:
     for words in lines:
         text = {"allocate": ["--calibration", "prose.txt:4x64"], "eval": ["--text", "prose.txt", "--length", "64"]}
         text["frontier"] = text["allocate"]
+        quoted = QUOTES.get(tuple(words), [])
+        if quoted and words[0] == "allocate":
+            text["allocate"] = [*text["allocate"], "--calibration", "notes.txt:4x64"]
         if "--recipe" in words:
             gac.Recipe.of(calibration="prose.txt:4x64").save("recipe.json")
             text["allocate"] = []
@@ -128,3 +142,5 @@ def test_commands_run(page: str, lines: list[list[str]], folder: Path) -> None:
         line = [at_hand(word) for word in words] + asked + replace
         result = run(*line)
         assert result.exit_code == 0, (line, result.output)
+        for quote in map(quote_at_hand, quoted):
+            assert is_quoted_from(result.output, quote, any_number=True), (line, result.output)

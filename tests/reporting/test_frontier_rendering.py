@@ -55,7 +55,7 @@ def test_bytes_and_bits_where_numbers_are_rounded() -> None:
     assert lines[2] == "1.0000 288 576 16.00 0.0000 7.39 1.000x"
     assert lines[3].startswith("1.0000 288 416 11.56 0.2500 9.49 -")
     assert "proved to lose least for their bytes" in "\n".join(lines)
-    assert lines[-1] == "-: the profile has no w4a16"
+    assert lines[-1] == "-: the profile lacks shapes in w4a16"
     figure = figure_of_frontier(by_bytes, {"half": rounded()})
     assert [title.split(" (")[0] for title in titles(figure)] == ["parameters", "bytes", "prefill:1x8"]
     assert [ax.get_xlabel() for ax in figure.axes if ax.axison][1] == "bytes of the targeted weights (MB)"
