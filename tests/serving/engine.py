@@ -23,6 +23,11 @@ from tests.models.small import small_config, small_model
 
 PYTHON = os.environ.get("GAC_VLLM", "")
 needs_vllm = pytest.mark.skipif(not PYTHON, reason="needs an environment with vLLM: make test-vllm")
+needs_torchvision = pytest.mark.skipif(
+    not PYTHON
+    or subprocess.run([PYTHON, "-c", "import torchvision"], capture_output=True, check=False).returncode != 0,
+    reason="vLLM's multimodal classes need torchvision",
+)
 WORKER = Path(__file__).with_name("vllm_worker.py")
 LAYERS, TOKENS = 6, 16
 SCHEMES = ("w4a16:32", "w8a16", "w3a16:32", "w2a16:32", "w8a8", "fp8")
@@ -63,6 +68,7 @@ class Request:
         name: of the files that vLLM's process writes beside the model.
         expected: ``tokens`` of ``generate``, their ``logprobs``, and ``rows`` of those of all tokens.
         config_class: ``module.Class`` of a config that transformers does not know.
+        images: one for each prompt, where there are any.
     """
 
     directory: Path
@@ -71,12 +77,16 @@ class Request:
     adapter: Path | None = None
     name: str = "answer"
     config_class: str = ""
+    prompts: Sequence[list[int]] = ()
+    images: Sequence[Path] = ()
 
     def sent(self) -> dict[str, Any]:
         options = {"dtype": "float32", "enforce_eager": True, **self.options}
         adapter = str(self.adapter) if self.adapter else None
         request = {"name": self.name, "directory": str(self.directory), "options": options, "adapter": adapter}
-        return {**request, "prompts": prompts(), "tokens": TOKENS, "config_class": self.config_class}
+        images = [str(image) for image in self.images]
+        given = {"prompts": self.prompts or prompts(), "images": images}
+        return {**request, **given, "tokens": TOKENS, "config_class": self.config_class}
 
     @property
     def log(self) -> str:
@@ -165,15 +175,18 @@ def shorter_values(make_plan: Callable[..., Plan]) -> Any:
 
 def generate(model: Any) -> dict[str, Any]:
     """Return 16 greedy tokens after each prompt, their log probabilities, and those of all tokens."""
+    tokens, logprobs, all_rows = zip(
+        *(generate_from(model, input_ids=torch.tensor([ids])) for ids in prompts()), strict=True
+    )
+    return {"tokens": [*tokens], "logprobs": [*logprobs], "rows": [*all_rows]}
+
+
+def generate_from(model: Any, **inputs: Any) -> tuple[list[int], list[float], Any]:
+    """Return what ``generate`` says of one prompt."""
     options: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     options |= {"output_logits": True, "return_dict_in_generate": True}
-    tokens, logprobs, all_rows = [], [], []
     with torch.no_grad():
-        for ids in prompts():
-            done = model.generate(torch.tensor([ids]), **options)
-            chosen = done.sequences[0, len(ids) :]
-            rows = torch.cat(done.logits).float().log_softmax(-1)
-            tokens.append(chosen.tolist())
-            logprobs.append(rows.gather(1, chosen[:, None])[:, 0].tolist())
-            all_rows.append(rows)
-    return {"tokens": tokens, "logprobs": logprobs, "rows": all_rows}
+        done = model.generate(**inputs, **options)
+    chosen = done.sequences[0, inputs["input_ids"].shape[1] :]
+    rows = torch.cat(done.logits).float().log_softmax(-1)
+    return chosen.tolist(), rows.gather(1, chosen[:, None])[:, 0].tolist(), rows

@@ -3,16 +3,28 @@
 from types import SimpleNamespace
 
 from gac.models.families import supported, wrappers
-from gac.runtime.contract import COMPRESSED
-from gac.runtime.vllm.check import NOT_SERVED, refusal
+from gac.runtime.contract import COMPRESSED, SCHEMA
+from gac.runtime.vllm.check import NOT_SERVED, SERVED_MULTIMODAL, refusal
 
 
-def test_multimodal_models_are_refused_by_name() -> None:
+def test_multimodal_models_are_served_or_refused_by_name() -> None:
+    assert set(SERVED_MULTIMODAL) < set(wrappers())
     for model_type in wrappers():
-        config = SimpleNamespace(model_type=COMPRESSED + model_type, text_config=SimpleNamespace())
+        config = SimpleNamespace(model_type=COMPRESSED + model_type, vision_config=SimpleNamespace())
         value, _, remedy = refusal(config) or ("", "", "")
-        assert value == f"model type {model_type!r}, a multimodal model"
-        assert "transformers" in remedy
+        if model_type in SERVED_MULTIMODAL:
+            assert value == "config.json has no key gac"
+        else:
+            assert value == f"model type {model_type!r}, a multimodal model"
+            assert "transformers" in remedy
+
+
+def test_fewer_heads_in_a_multimodal_model_are_refused() -> None:
+    module = {"form": "heads", "dim": 1, "module": "Linear", "sizes": {}}
+    header = {"schema_version": SCHEMA, "modules": {"model.language_model.layers.0.self_attn.q_proj": module}}
+    config = SimpleNamespace(model_type="gac_llava", text_config=SimpleNamespace(), gac=header)
+    value, _, _ = refusal(config) or ("", "", "")
+    assert value.endswith("q_proj has form heads, which vLLM does not run in multimodal models")
 
 
 def test_architectures_that_the_plugin_does_not_serve_are_refused_by_name() -> None:

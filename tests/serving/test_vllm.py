@@ -9,20 +9,38 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import CLIPImageProcessor, LlavaProcessor
 
 import gac
 from gac.models.families import supported
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.vllm.check import NOT_SERVED
+from gac.testing.models import tiny_tokenizer
 from tests.changed import edited
 from tests.checkpoint.test_deci import KINDS, varied
 from tests.compression.compressed import MakePlan, compressed
 from tests.compression.ends import with_rounded_ends
 from tests.models.small import small_config, small_model, weights_of
+from tests.models.wrappers import wrapper_config, wrapper_model
 from tests.serving import engine
-from tests.serving.engine import PYTHON, Request, assert_served, changes, generate, needs_vllm, save, serve, small
+from tests.serving.engine import (
+    EXACT,
+    LAYERS,
+    PYTHON,
+    Request,
+    assert_served,
+    changes,
+    generate,
+    generate_from,
+    needs_torchvision,
+    needs_vllm,
+    save,
+    serve,
+    small,
+)
 
 pytestmark = needs_vllm
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -50,6 +68,49 @@ def test_its_tokens_are_those_of_generate(model_types: tuple[str, ...], make_pla
     for request in rounded.values():
         gaps = request.gaps()
         assert sum(gap < TIE for gap in gaps) >= ENOUGH, (request.directory, gaps)
+
+
+@needs_torchvision
+def test_decoders_of_multimodal_models_give_the_tokens_of_generate(make_plan: MakePlan, tmp_path: Path) -> None:
+    sizes, requests = {"num_hidden_layers": LAYERS, "hidden_size": 128, "head_dim": 32}, []
+    for name in ("gemma3", "mistral3", "qwen3_vl"):
+        model = wrapper_model(wrapper_config(name, text_config=sizes))
+        requests.append(save(model, make_plan, tmp_path / name, limit_mm_per_prompt={"image": 0, "video": 0}))
+    assert_served(requests, tmp_path)
+
+
+@needs_torchvision
+def test_images_give_the_tokens_of_generate(make_plan: MakePlan, tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["<image>"], special_tokens=True)
+    sizes = {"num_hidden_layers": LAYERS, "hidden_size": 128, "head_dim": 32, "vocab_size": len(tokenizer)}
+    config = wrapper_config("llava", text_config=sizes, image_token_index=len(tokenizer) - 1)
+    model: Any = compressed(wrapper_model(config), make_plan, changes(config)).float()
+    processor = LlavaProcessor(
+        CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}),
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        image_token="<image>",
+        num_additional_image_tokens=1,
+    )
+    for part in (model, processor):
+        part.save_pretrained(tmp_path)
+    images, tokens, logprobs, text = [], [], [], "<image> is"
+    for number in range(3):
+        images.append(tmp_path / f"{number}.png")
+        Image.effect_noise((28, 28), 20 + 60 * number).convert("RGB").save(images[-1])
+        done = generate_from(model, **processor(text=text, images=Image.open(images[-1]), return_tensors="pt"))
+        tokens.append(done[0])
+        logprobs.append(done[1])
+    options = {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 1}}
+    request = Request(tmp_path, options, prompts=[tokenizer(text)["input_ids"]] * len(images), images=images)
+    serve([request], tmp_path)
+    answer = request.answer()
+    assert answer["tokens"] == tokens
+    for written, others in zip(answer["logprobs"], logprobs, strict=True):
+        assert written == pytest.approx(others, abs=EXACT)
+    assert logprobs[0] != pytest.approx(logprobs[1], abs=3 * EXACT)  # the image is looked at
 
 
 def test_weights_in_schemes_give_the_tokens_of_generate(make_plan: MakePlan, tmp_path: Path) -> None:

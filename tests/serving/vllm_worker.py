@@ -36,6 +36,7 @@ def main() -> None:
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
+    from PIL import Image
     from transformers import AutoConfig
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
@@ -50,7 +51,9 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         max_tokens=request["tokens"], temperature=0.0, ignore_eos=True, logprobs=1, detokenize=False
     )
     adapter = LoRARequest("adapter", 1, request["adapter"]) if request["adapter"] else None
-    prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
+    prompts: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids in request["prompts"]]
+    for prompt, image in zip(prompts, request["images"], strict=False):
+        prompt["multi_modal_data"] = {"image": Image.open(image)}
     outputs = [each.outputs[0] for each in engine.generate(prompts, sampling, use_tqdm=False, lora_request=adapter)]
     tokens = [list(output.token_ids) for output in outputs]
     logprobs = [

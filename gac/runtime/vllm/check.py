@@ -10,9 +10,14 @@ from gac.runtime.modules import KINDS
 TESTED = ("0.26", "0.32")
 NOT_SERVED = (
     *("apertus1p5_text", "biogpt", "bloom", "codegen", "exaone", "falcon", "gpt_bigcode", "internlm3", "iquestcoder"),
-    *("mpt", "xglm"),
+    *("modernbert-decoder", "mpt", "qwen3_5_text", "xglm"),
 )
 """Architectures whose classes in vLLM 0.32 do not run compressed models; transformers runs all of them."""
+SERVED_MULTIMODAL = (
+    *("gemma3", "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "mistral3", "qwen2_5_vl", "qwen3_vl"),
+    "smolvlm",
+)
+"""Multimodal architectures whose classes in vLLM 0.32 were seen to run compressed decoders."""
 _RUN = ("Linear", "LowRankLinear", "Absent", "Constant")
 """Modules that the engine runs, as ``config.json`` calls them."""
 _logger = logging.getLogger("gac")
@@ -29,10 +34,9 @@ def refusal(config: Any) -> tuple[str, str, str] | None:
         problem, _, expected = str(failure).rstrip(".").partition("; expected ")
         return problem, expected or "a key that GAC wrote", "Or compress the model again."
     model_type = str(getattr(config, "model_type", "")).removeprefix(COMPRESSED)
-    is_multimodal = getattr(config, "text_config", None) is not None
-    if model_type in NOT_SERVED or is_multimodal:
+    if not is_served(config):
         remedy = "Run this checkpoint in transformers, or serve gac export --merge, of the dense model's size."
-        kind = ", a multimodal model" if is_multimodal else ""
+        kind = ", a multimodal model" if is_multimodal(config) else ""
         return f"model type {model_type!r}{kind}", "an architecture that the plugin serves", remedy
     if header is None:
         return "config.json has no key gac", "a model that GAC compressed", "Serve the dense model."
@@ -43,10 +47,22 @@ def refusal(config: Any) -> tuple[str, str, str] | None:
             problem = f"config.json, key gac: {name} is {kind!r}, which this version of GAC does not know"
             remedy = "Install the version of GAC that wrote it: pip install --upgrade gpu-aligned-compression."
             return problem, f"one of {', '.join(KINDS)}", remedy
-        if kind not in _RUN:
+        form = getattr(module, "form", "")
+        if kind not in _RUN or (form == "heads" and is_multimodal(config)):
             remedy = "Plan with gac allocate --engine vllm, or run this checkpoint in transformers."
-            return f"{name} has form {module.form}, which vLLM does not run", "a plan made for vLLM", remedy
+            where = " in multimodal models" if kind in _RUN else ""
+            return f"{name} has form {form}, which vLLM does not run{where}", "a plan made for vLLM", remedy
     return None
+
+
+def is_served(config: Any) -> bool:
+    """Return whether the plugin serves compressed models of the architecture."""
+    model_type = str(getattr(config, "model_type", "")).removeprefix(COMPRESSED)
+    return model_type in SERVED_MULTIMODAL if is_multimodal(config) else model_type not in NOT_SERVED
+
+
+def is_multimodal(config: Any) -> bool:
+    return any(getattr(config, name, None) is not None for name in ("text_config", "vision_config"))
 
 
 def warn_of_version() -> None:

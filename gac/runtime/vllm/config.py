@@ -27,6 +27,7 @@ class _CompressedConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
         """Return the dense config, without keys that choose code or a quantiser: the plugin decides."""
         from gac.runtime.header import header_of  # these load modules that no other model needs
+        from gac.runtime.vllm.check import is_multimodal, is_served
         from gac.runtime.vllm.heads import BACKEND, with_fewer_heads
 
         dropped = ("auto_map", QUANTIZATION)
@@ -36,7 +37,7 @@ class _CompressedConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         with suppress(ValueError):  # ``Checks`` refuses it
             if (header := header_of(config)) and with_fewer_heads(header.modules):
                 config.architectures = [f"Gac{BACKEND}"]
-        if getattr(config, "text_config", None) is not None:  # ``Checks`` refuses it, before its processor is asked for
+        if is_multimodal(config) and not is_served(config):  # ``Checks`` refuses it, before a processor is asked for
             config.architectures = [f"Gac{BACKEND}"]
         return opened
 

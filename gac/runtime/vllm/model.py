@@ -9,6 +9,7 @@ from vllm import ModelRegistry
 from vllm.model_executor.layers.activation import SiluAndMul
 
 from gac.runtime.header import header_of
+from gac.runtime.vllm.check import is_multimodal
 from gac.runtime.vllm.elementwise import use_kernels
 from gac.runtime.vllm.embeddings import store_embeddings
 from gac.runtime.vllm.heads import BACKEND, FewerHeads
@@ -54,6 +55,8 @@ class _Compressed:
         assert header is not None, "``Checks`` has read it"
         packed = {**_PACKED, **(getattr(self, "packed_modules_mapping", None) or {})}
         planned = PlannedConfig(header.modules, packed)
+        if is_multimodal(config) and (mapper := getattr(self, "hf_to_vllm_mapper", None)) is not None:
+            planned.apply_vllm_mapper(mapper)
         vllm_config.quant_config = planned
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         for name in sorted(planned.modules.keys() - planned.used):
@@ -78,7 +81,10 @@ class _Compressed:
 
     def _renamed(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Rename factors, and leave out what skipped blocks do not read, such as norms of their queries."""
+        nested = hasattr(getattr(self, "vision_tower", None), "vision_model")  # as it was in transformers once
         for name, tensor in weights:
+            if nested and "vision_model." not in name:
+                name = name.replace("vision_tower.", "vision_tower.vision_model.")
             module = name.rpartition(".")[0]
             block = next((block for block in self._skipped if name.startswith(f"{block}.")), None)
             if block is not None and module != self._skipped[block]:

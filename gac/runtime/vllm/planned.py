@@ -38,8 +38,9 @@ class PlannedConfig(QuantizationConfig):  # type: ignore[misc]
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         """Take the names of vLLM's Transformers backend, which calls every base model ``model``."""
-        self._mapper = hf_to_vllm_mapper
-        self.modules = hf_to_vllm_mapper.apply_dict(self.modules)
+        if self._mapper is None:
+            self._mapper = hf_to_vllm_mapper
+            self.modules = hf_to_vllm_mapper.apply_dict(self.modules)
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
         if not isinstance(layer, LinearBase):

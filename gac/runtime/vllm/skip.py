@@ -15,7 +15,7 @@ def skip(model: Any, vllm_config: Any, skipped: Skipped, constant: bool) -> None
         skipped: the block and its norms, by their names in this model.
         constant: the block writes a constant, the bias of its last module.
     """
-    path, output, config = skipped["block"], skipped["output"], vllm_config.model_config.hf_config
+    path, output, config = skipped["block"], skipped["output"], vllm_config.model_config.hf_text_config
     dense = model.get_submodule(path)
     size = config.hidden_size if constant else 0
     pairs = skipped["attention"] and type(dense).__module__.startswith("transformers.")
