@@ -86,11 +86,11 @@ def resolve(
         fuse = "auto" if plain else False
     recipe = replace(recipe, deployment=replace(run, engine=engine.name, fuse=fuse))
     RULES.get(recipe.rule).check(recipe)
-    if run.tensor_parallel > 1 and not getattr(config, "base_model_tp_plan", True):
-        problem = f"tensor_parallel={run.tensor_parallel} for a {config.model_type}, which transformers does not divide"
-        expected = "an architecture with a base_model_tp_plan in transformers"
-        raise ModelError(problem, expected, "Plan for one GPU (tensor_parallel=1).")
     family = family_of(config)
+    if run.tensor_parallel > 1 and (family.mixer or not getattr(config, "base_model_tp_plan", True)):
+        problem = f"tensor_parallel={run.tensor_parallel} for a {config.model_type}, which transformers does not divide"
+        expected = "an architecture with a base_model_tp_plan in transformers that divides every layer"
+        raise ModelError(problem, expected, "Plan for one GPU (tensor_parallel=1).")
     targeted = family.sites(config)
     recipe = in_fractions(recipe, targeted, others)
     check_forms_fit(targeted, space.forms, config.model_type)

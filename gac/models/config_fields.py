@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gac.core.errors import GacError
 from gac.core.untrusted import read_model_json
-from gac.models.families import MOST_LAYERS, is_supported, text_config
+from gac.models.families import MOST_LAYERS, family_of, is_supported, text_config
 from gac.models.sites import LARGEST_SIZE
 from gac.runtime.contract import COMPRESSED
 
@@ -21,7 +21,7 @@ _SIZES = (
     *("intermediate_size", "ffn_dim", "n_inner"),
 )
 _ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
-_OLD_ROPE_TYPES = ("su",)  # of the first Phi-3, which transformers still reads
+_OLD_ROPE_TYPES = ("mrope", "su")  # of Qwen2-VL and the first Phi-3, which transformers still reads
 _SHARES = (
     *("attention_dropout", "dropout", "hidden_dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop", "layerdrop"),
     *("partial_rotary_factor", "rotary_pct"),
@@ -68,8 +68,10 @@ def check_config(config: Any) -> None:
         return
     if len(kinds) != config.num_hidden_layers:
         raise ValueError(f"layer_types has {len(kinds)} entries, and not {config.num_hidden_layers}, one a layer")
-    if wrong := [kind for kind in kinds if kind not in (_FULL, _SLIDING)]:
-        raise _wrong("layer_types", wrong[0], f"{_FULL} or {_SLIDING}")
+    mixer = family_of(config).mixer
+    known = (_FULL, mixer.kind if mixer else _SLIDING)
+    if wrong := [kind for kind in kinds if kind not in known]:
+        raise _wrong("layer_types", wrong[0], " or ".join(known))
     if _SLIDING in kinds and getattr(config, "sliding_window", None) is None:
         raise _wrong("sliding_window", None, f"a number of tokens, for layer_types has {_SLIDING}")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from gac.core.errors import ModelError, PlanError
 from gac.models.attentions import heads_of
+from gac.models.mixers import GATED_DELTA_NET, Mixer
 from gac.models.sites import LARGEST_SIZE, Side, Site, Weight, check_weight
 from gac.runtime.contract import COMPRESSED
 
@@ -50,6 +51,8 @@ class Family:
     factor: str | None = None  # the config's key for the factor of those outputs before the stream
     pre_norm: str | None = None  # the config's flag without which the residual stream itself passes norms
     skips: bool = True  # attentions and MLPs only return what is added to the residual stream, and do not add it
+    gated: bool = False  # a gate comes with the queries, and multiplies what the output weight of attention reads
+    mixer: Mixer | None = None  # in the place of attention in layers of another kind
     towers: tuple[str, ...] = ()  # model types of configs that only multimodal models have, in ``text_config``
     inside: str = ""  # the name of the decoder within a multimodal model; empty where the model is the decoder alone
 
@@ -61,10 +64,11 @@ class Family:
         # transformers asks the first attention of each kind how many tokens are cached, so these are never skipped.
         kinds = getattr(config, "layer_types", None) or ["attention"]
         counting = {kinds.index(kind) for kind in kinds}
-        from_norms = {name for names in self._readers_of_norms(config).values() for name in names}
         for layer in range(config.num_hidden_layers):
-            prefix = f"{self.layers}.{layer}."
-            for weight in self._blocked(self._attention(config), layer not in counting):
+            prefix, mixer = f"{self.layers}.{layer}.", self._mixer(config, layer)
+            from_norms = {name for names in self._readers_of_norms(config, layer).values() for name in names}
+            mixing = self._attention(config) if mixer is None else mixer.weights(config)
+            for weight in self._blocked(mixing, layer not in counting):
                 named = _with_prefix(prefix, weight, from_norms)
                 sites.append(Site(named.name, layer, named.name.rpartition(".")[2], (named,)))
             mlp = self._blocked(self._mlp(config), layer > 0 and "." in self.down)
@@ -77,7 +81,8 @@ class Family:
         config = text_config(config)
         self._check(config)
         model_type = _model_type(config)
-        names = ("num_hidden_layers", *_SIZES, *_CACHED, *filter(None, [self.neurons, self.pre_norm, self.normed]))
+        names = ["num_hidden_layers", *_SIZES, *_CACHED, *filter(None, [self.neurons, self.pre_norm, self.normed])]
+        names += ["layer_types", *self.mixer.keys] if self.mixer else []
         return (model_type, *(getattr(config, name, None) for name in names))
 
     def within(self, decoder: str) -> "Family":
@@ -94,7 +99,7 @@ class Family:
     def norms_of(self, block: str) -> tuple[str, ...]:
         """The input and output norms of this attention or MLP alone, given by its name."""
         layer, _, name = block.rpartition(".")
-        index = int(name != _owner(self.output))
+        index = int(name == _owner(self.down))
         norms = (self.before[index], (self.norms or ("", ""))[index])
         return tuple(f"{layer}.{norm}" for norm in norms if norm)
 
@@ -103,13 +108,18 @@ class Family:
         config = text_config(config)
         for layer in range(config.num_hidden_layers):
             prefix = f"{self.layers}.{layer}."
-            for norm, consumers in self._readers_of_norms(config).items():
+            for norm, consumers in self._readers_of_norms(config, layer).items():
                 yield prefix + norm, [prefix + name for name in consumers]
 
-    def _readers_of_norms(self, config: Any) -> dict[str, tuple[str, ...]]:
+    def _readers_of_norms(self, config: Any, layer: int) -> dict[str, tuple[str, ...]]:
         if _model_type(config) in LAYER_NORMS:
             return {}
-        return {norm: names for norm, names in zip(self.before, (self.qkv, self.up), strict=True) if norm}
+        mixer = self._mixer(config, layer)
+        readers = (self.qkv if mixer is None else mixer.readers, self.up)
+        return {norm: names for norm, names in zip(self.before, readers, strict=True) if norm}
+
+    def _mixer(self, config: Any, layer: int) -> Mixer | None:
+        return self.mixer if self.mixer and config.layer_types[layer] == self.mixer.kind else None
 
     def _blocked(self, weights: Iterable[Weight], skippable: bool) -> Iterator[Weight]:
         # The last weight writes to the residual stream.
@@ -125,7 +135,8 @@ class Family:
             if size is not None and not 1 <= size <= most:
                 raise ModelError(f"a config with {name} {size}", f"1 to {most:,}", "Check config.json.")
         try:
-            for weight in (*self._attention(config), *self._mlp(config)):
+            mixing = self.mixer.weights(config) if self.mixer else ()
+            for weight in (*self._attention(config), *mixing, *self._mlp(config)):
                 check_weight(weight)
         except PlanError as failure:
             raise ModelError(f"a config whose {failure.given}", failure.expected, "Check config.json.") from failure
@@ -142,6 +153,11 @@ class Family:
         drops_heads = _model_type(config) not in FIXED_HEADS and not getattr(config, "use_qk_norm", False)
         dropped = groups if drops_heads and heads % groups == 0 else 0
         shared = partial(Weight, in_features=hidden, input_group=_owner(q_proj), groups=dropped)
+        if self.gated:  # values, heads and queries do not change alone then
+            yield shared(q_proj, 2 * query)
+            yield from (shared(name, key, cached=True) for name in (k_proj, v_proj))
+            yield output(self.output, hidden, query)
+            return
         yield shared(q_proj, query)
         yield shared(k_proj, key, heads=groups, cached=True, query_heads=heads)
         yield shared(v_proj, key, heads=groups, cached=True, query_heads=heads, values="out")
@@ -195,7 +211,7 @@ LAYER_NORMS = (
 )
 """Architectures with a LayerNorm, or a norm without gains, before attention and MLP; no kernel quantises its output."""
 
-FIXED_HEADS = ("biogpt", "gptj", "nemotron", "olmo2", "olmo3", "opt", "stablelm", "xglm")
+FIXED_HEADS = ("biogpt", "gptj", "nemotron", "olmo2", "olmo3", "opt", "qwen3_5_text", "stablelm", "xglm")
 """Architectures whose attention needs the number of heads of the config, or whose norms pass over all heads."""
 
 _OPT = partial(Family, output="self_attn.out_proj", up=("fc1",), down="fc2", before=("self_attn_layer_norm", ""))
@@ -208,6 +224,7 @@ _BLOOM = partial(
 
 _ALL = (
     Family(LLAMA, towers=LLAMA_TOWERS),
+    Family(("qwen3_5_text",), gated=True, mixer=GATED_DELTA_NET),
     Family(LLAMA_PARALLEL, before=("", "")),
     Family(LLAMA_NORMED, norms=("post_attention_layernorm", "post_feedforward_layernorm"), before=("", "")),
     Family(
@@ -329,19 +346,10 @@ _DECODERS = {
     "model.language_model": (
         *("apertus1p5", "aya_vision", "cohere2_vision", "cosmos3_edge", "cosmos3_omni", "deepseek_vl"),
         *("deepseek_vl_hybrid", "exaone4_5", "fuyu", "gemma3", "glm46v", "glm4v", "glm_ocr", "glmga", "got_ocr2"),
-        *(
-            "granite4_vision",
-            "hunyuan_vl",
-            "hyperclovax_vision_v2",
-            "internvl",
-            "janus",
-            "lighton_ocr",
-            "llava",
-            "llava_next",
-        ),
-        *("llava_next_video", "llava_onevision", "mistral3", "moss_transcribe_diarize", "ovis2", "paddleocr_vl"),
-        *("paligemma", "pp_chart2table", "qianfan_ocr", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),
-        *("video_llama_3", "video_llava", "vipllava"),
+        *("granite4_vision", "hunyuan_vl", "hyperclovax_vision_v2", "internvl", "janus", "lighton_ocr", "llava"),
+        *("llava_next", "llava_next_video", "llava_onevision", "mistral3", "moss_transcribe_diarize", "ovis2"),
+        *("paddleocr_vl", "paligemma", "pp_chart2table", "qianfan_ocr", "qwen2_5_omni_thinker", "qwen2_5_vl"),
+        *("qwen2_vl", "qwen3_5", "qwen3_vl", "video_llama_3", "video_llava", "vipllava"),
     ),
     "model": ("phi4_multimodal",),
     "model.text_model": ("emu3", "granite_docling", "idefics2", "idefics3", "smolvlm"),
@@ -363,6 +371,7 @@ def wrappers() -> tuple[str, ...]:
 
 
 def is_supported(model_type: str) -> bool:
+    """Return whether this is the type of a model that GAC takes, or of a decoder within one."""
     return model_type in _FAMILIES or model_type in _WRAPPERS
 
 

@@ -103,6 +103,9 @@ def _checked(model: PreTrainedModel) -> Rotation:
     """The rotation of a model; nothing is changed yet, and errors are those of ``rotate``."""
     check_in_memory(model, ", with rotate=True", "where it is rotated", ", or leave rotate out")
     family = family_of(model.config)
+    if family.gated or family.mixer:
+        problem = f"a {type(model).__name__}, whose attention has a gate or stands beside linear attention, rotated"
+        raise ModelError(problem, "attention alone, whose values reach its output as they are", "Leave rotate out.")
     _offset(model, family.last_norm)
     stream = _turns_stream(family)
     for layer in range(text_config(model.config).num_hidden_layers):

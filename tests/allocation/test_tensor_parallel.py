@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import gac
 from gac.allocation.decide import attach_single_gpu_comparison, decide
 from gac.allocation.latencies import INTERPOLATED, MEASURED, UNKNOWN
 from gac.allocation.split_latencies import SplitTiming
@@ -161,6 +162,11 @@ def test_heads_that_cannot_be_divided_are_named_with_the_numbers_of_gpus_that_di
     shapes = SHAPES[model]
     with pytest.raises(GacError, match=f"^{message}"):
         check_splits(family_of(shapes).sites(shapes), gpus)
+
+
+def test_linear_attention_is_planned_for_one_gpu_only() -> None:
+    with pytest.raises(GacError, match="tensor_parallel=2 for a qwen3_5_text, which transformers does not divide"):
+        gac.allocate(small_model(small_config("qwen3_5_text")), 0.7, tensor_parallel=2, progress=False)
 
 
 DECODE = Workload.parse("decode:1@1024")

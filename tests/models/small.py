@@ -25,13 +25,20 @@ NEURONS = 176
 ODD: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
     "gptj": {"rotary_dim": 8},
+    "qwen3_5_text": {
+        "full_attention_interval": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 8,
+    },
 }
 """What some architectures need besides."""
 
-LAYOUTS = ("llama", "cohere2", "gemma3_text", "glm", "gpt2", "granite", "olmo2", "opt", "phi3")
+LAYOUTS = ("llama", "cohere2", "gemma3_text", "glm", "gpt2", "granite", "olmo2", "opt", "phi3", "qwen3_5_text")
 """Separate q, k, v; one norm for both blocks and sliding windows; norms on both sides; stacked gate and up; Conv1D,
 stacked q, k, v and LayerNorm; a factor; norms behind only and fixed heads; no gate and another name of everything;
-q, k, v and gate, up stacked."""
+q, k, v and gate, up stacked; linear attention in one layer, and queries with a gate in the other."""
 
 STACKED = ("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "persimmon", "phi3")
 """Queries, keys and values are one weight."""
@@ -47,15 +54,13 @@ every_family = pytest.mark.parametrize("model_type", supported())
 def small_config(model_type: str, **changed: Any) -> Any:
     """Two layers; 4 heads that are wider than the hidden size of 64 and share 2 values, where the architecture can."""
     kind = CONFIG_MAPPING[model_type]
-    named = {
-        kind.attribute_map.get(name, name): value for name, value in (SMALL | ODD.get(model_type, {}) | changed).items()
-    }
+    named = {kind.attribute_map.get(name, name): value for name, value in (SMALL | changed).items()}
     if model_type == "helium":  # whose o_proj has the hidden size on both sides
         named["head_dim"] = named["hidden_size"] // named["num_attention_heads"]
     known = vars(kind()).keys()
     key = family_of(kind()).neurons
     neurons = {key: NEURONS} if key else {}
-    return kind(**{name: value for name, value in named.items() if name in known}, **neurons)
+    return kind(**ODD.get(model_type, {}) | neurons | {name: named[name] for name in named if name in known})
 
 
 def small_model(config: Any) -> PreTrainedModel:

@@ -42,6 +42,11 @@ def test_the_function_stays_the_same_or_the_model_is_refused(model_type: str, ti
         assert_refused(lambda: rotate(model), "", f" is a {WITH_LAYER_NORM[model_type]}, with rotate=True")
         assert has_state(model, before)
         return
+    if model_type == "qwen3_5_text":
+        assert not rotates_freely(model)
+        assert_refused(lambda: rotate(model), "a Qwen3_5ForCausalLM, whose attention has a gate", "rotated")
+        assert has_state(model, before)
+        return
     stream = model_type not in WITH_NORMS_BEHIND
     untied = model.config.vocab_size * model.config.hidden_size if stream and tied else 0
     assert rotates_freely(model) == (not untied)

@@ -54,6 +54,15 @@ _MORE: dict[str, dict[str, Any]] = {
     "internvl": {"vision_config": {"image_size": [28, 28], "patch_size": [14, 14]}},
     "paligemma": {"projection_dim": SMALL["hidden_size"]},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 252},
+    "qwen3_5": {
+        "text_config": {
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 16,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 8,
+        }
+    },
     "qianfan_ocr": {"vision_config": {"image_size": [28, 28], "patch_size": [14, 14]}},
 }
 """What some need besides."""
@@ -64,7 +73,7 @@ _TILES = ("idefics2", "idefics3", "smolvlm")
 _SIZED = ("lighton_ocr", "mistral3")
 _GRIDS = (
     *("cosmos3_omni", "exaone4_5", "glm46v", "glm4v", "glm_ocr", "glmga", "qwen2_5_omni_thinker", "qwen2_5_vl"),
-    *("qwen2_vl", "qwen3_vl"),
+    *("qwen2_vl", "qwen3_5", "qwen3_vl"),
 )
 WITH_IMAGES = (*_PLAIN, *_TILES, *_SIZED, *_GRIDS)
 """Those of which ``image_inputs`` knows how they take an image."""
@@ -92,7 +101,8 @@ def _resized(part: Any, sizes: dict[str, Any]) -> Any:
     named = {part.attribute_map.get(name, name): value for name, value in sizes.items()}
     named = {name: type(known[name] or value)(value) for name, value in named.items() if name in known}
     if _MROPE.match(part.model_type):
-        named["rope_parameters"] = rope | {"mrope_section": [2, 3, 3]}
+        length = named["head_dim"] if "head_dim" in known else named["hidden_size"] // named["num_attention_heads"]
+        named["rope_parameters"] = rope | {"mrope_section": [length // 8, 3 * length // 16, 3 * length // 16]}
     return type(part)(**named)
 
 

@@ -78,7 +78,7 @@ def narrow(model_type: str, layers: int = 2) -> Any:
 llama = partial(narrow, "llama")
 
 
-NOT_ROTATED = ("cohere2", "glm", "gpt2", "olmo2", "opt")
+NOT_ROTATED = ("cohere2", "glm", "gpt2", "olmo2", "opt", "qwen3_5_text")
 """No rotary embedding; neighbours that are a pair; a part of each head, cut off inside; or rounded elsewhere."""
 NORMS_APART = ("cohere2", "gpt2", "olmo2", "opt")
 """LayerNorms, and RMSNorms that round at another step: in all other architectures both of a layer hand over."""

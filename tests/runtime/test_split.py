@@ -117,7 +117,7 @@ def test_a_module_is_divided_as_its_form_says() -> None:
 def test_transformers_divides_the_side_that_plans_divide(family: str) -> None:
     config = small_config(family)
     units = list(units_of(small_model(config)))
-    sides = {weight.name: weight.split for weight in weights_of(config)}
+    sides = {weight.name: weight.split for weight in weights_of(config) if ".linear_attn." not in weight.name}
     assert {name: "in" if name == unit.last else "out" for unit in units for name in unit.styles} == sides
 
 

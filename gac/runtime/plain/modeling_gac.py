@@ -287,8 +287,8 @@ class SkippedBlock(nn.Module):
     def __init__(self, block: nn.Module, output: str, attention: bool) -> None:
         super().__init__()
         self._modules.update(block._modules)
-        self.output, self.attention = output, attention
-        self.train(block.training)
+        self._parameters.update(block._parameters)  # linear attention has some that are in no weight
+        self.output, self.attention, self.training = output, attention, block.training
 
     def forward(self, *args: Any, **named: Any) -> Any:
         y = self.get_submodule(self.output)(args[0] if args else named["hidden_states"])
