@@ -104,8 +104,11 @@ def figure_of(record: Mapping[str, Any], workloads: Sequence[str]) -> Any:
                     ax.annotate(name.rpartition(" ")[2], place, (5, 4), textcoords="offset points", fontsize=7)
             run = Workload.parse(workload)
             many = f"{run.batch} sequence{'s' if run.batch > 1 else ''}"
-            ax.set(xlabel=f"tokens a second, {many}", xlim=(0, 1.15 * max(speeds.values())), ylim=(0.9, None))
-            ax.margins(y=0.1)
+            ax.set(
+                xlabel=f"tokens a second, {many}",
+                xlim=(0, 1.15 * max(speeds.values())),
+                ylim=(0.9, 1.1 * max(min(loss, MOST) for loss in losses.values())),
+            )
             ax.locator_params(axis="x", nbins=5)
             if axes is figure.axes[0]:
                 ax.set_ylabel("perplexity over dense")
