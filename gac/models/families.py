@@ -129,14 +129,14 @@ class Family:
             yield replace(weight, block=side) if skippable and self.skips and last.to_residual else weight
 
     def _check(self, config: Any) -> None:
-        names = (*_SIZES, *filter(None, [self.neurons]))
-        for name, most in (("num_hidden_layers", MOST_LAYERS), *((name, LARGEST_SIZE) for name in names)):
+        sizes = [(name, LARGEST_SIZE) for name in (*_SIZES, self.neurons) if name]
+        for name, most in (("num_hidden_layers", MOST_LAYERS), *sizes):
             size = getattr(config, name, None)
             if size is not None and not 1 <= size <= most:
                 raise ModelError(f"a config with {name} {size}", f"1 to {most:,}", "Check config.json.")
         try:
-            mixing = self.mixer.weights(config) if self.mixer else ()
-            for weight in (*self._attention(config), *mixing, *self._mlp(config)):
+            others = self.mixer.weights(config) if self.mixer else ()
+            for weight in (*self._attention(config), *others, *self._mlp(config)):
                 check_weight(weight)
         except PlanError as failure:
             raise ModelError(f"a config whose {failure.given}", failure.expected, "Check config.json.") from failure
@@ -347,9 +347,10 @@ _DECODERS = {
         *("apertus1p5", "aya_vision", "cohere2_vision", "cosmos3_edge", "cosmos3_omni", "deepseek_vl"),
         *("deepseek_vl_hybrid", "exaone4_5", "fuyu", "gemma3", "glm46v", "glm4v", "glm_ocr", "glmga", "got_ocr2"),
         *("granite4_vision", "hunyuan_vl", "hyperclovax_vision_v2", "internvl", "janus", "lighton_ocr", "llava"),
-        *("llava_next", "llava_next_video", "llava_onevision", "mistral3", "moss_transcribe_diarize", "ovis2"),
-        *("paddleocr_vl", "paligemma", "pp_chart2table", "qianfan_ocr", "qwen2_5_omni_thinker", "qwen2_5_vl"),
-        *("qwen2_vl", "qwen3_5", "qwen3_vl", "video_llama_3", "video_llava", "vipllava"),
+        *("llava_next", "llava_next_video", "llava_onevision", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7"),
+        *("mistral3", "moss_transcribe_diarize", "ovis2", "paddleocr_vl", "paligemma", "pp_chart2table"),
+        *("qianfan_ocr", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl", "video_llama_3"),
+        *("video_llava", "vipllava"),
     ),
     "model": ("phi4_multimodal",),
     "model.text_model": ("emu3", "granite_docling", "idefics2", "idefics3", "smolvlm"),

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
 
 import gac
+from gac.core.errors import CheckpointError
 from gac.models.families import family_of, supported, text_config, wrappers
 from gac.models.plain import check_plain
 from gac.models.processors import processor_files
@@ -193,6 +194,10 @@ def test_the_pipeline_from_a_directory(llava: Path, tmp_path: Path, caplog: pyte
     for name in ("preprocessor_config.json", "chat_template.jinja"):
         assert (tmp_path / "saved" / name).read_bytes() == (llava / name).read_bytes()
     assert gac.verify(tmp_path / "saved").files >= 5
+    with pytest.raises(
+        CheckpointError, match="a GacLlavaForConditionalGeneration as DeciLM; expected a language model"
+    ):
+        gac.export(tmp_path / "saved", tmp_path / "deci", deci=True)
     gac.export(tmp_path / "saved", tmp_path / "merged", merge=True)
     merged = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged").eval()
     torch.testing.assert_close(logits(merged), logits(model))
@@ -244,3 +249,16 @@ def test_images_keep_the_residual_stream_in_its_basis() -> None:
 
 def test_no_wrapper_is_a_language_model_too() -> None:
     assert not {*wrappers()} & {*supported()}
+
+
+def test_embedding_head_and_decoder_in_few_bits(llava: Path, tmp_path: Path) -> None:
+    plan = gac.allocate(
+        llava, 0.5, schemes=("w8a16", "w4a16:32"), head="w8a16", calibration=tiny_text(), progress=False
+    )
+    model = gac.compress(llava, plan, calibration=tiny_text(), progress=False)
+    gac.save(model, tmp_path / "saved")
+    loaded: Any = gac.load(tmp_path / "saved", verify=True)
+    inputs = image_inputs(loaded)
+    assert torch.equal(logits(loaded, **inputs), logits(model, **inputs))
+    vision = AutoModelForImageTextToText.from_pretrained(llava).model.vision_tower.state_dict()
+    assert all(torch.equal(values, vision[name]) for name, values in loaded.model.vision_tower.state_dict().items())

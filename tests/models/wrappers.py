@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from gac.models.families import text_config
 from gac.runtime.architectures import generating_class
 from gac.runtime.contract import COMPRESSED
-from tests.models.small import NEURONS, SMALL
+from tests.models.small import NEURONS, ODD, SMALL
 
 IMAGE_TOKEN = 255
 """Stands for a feature of an image in the ids of the small models."""
@@ -33,6 +33,7 @@ _OTHERS = {
 }
 """Sizes of all that is not the decoder, where a config has them."""
 _MROPE = re.compile("(cosmos3_edge|glm|hunyuan|paddleocr|qwen2|qwen3_vl).*_text$")
+_DELTA_NETS = ODD["qwen3_5_text"] | {"layer_types": ["linear_attention", "full_attention"]}
 _MORE: dict[str, dict[str, Any]] = {
     "apertus1p5": {
         "text_config": {"vocab_size": 1024},
@@ -54,15 +55,7 @@ _MORE: dict[str, dict[str, Any]] = {
     "internvl": {"vision_config": {"image_size": [28, 28], "patch_size": [14, 14]}},
     "paligemma": {"projection_dim": SMALL["hidden_size"]},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 252},
-    "qwen3_5": {
-        "text_config": {
-            "layer_types": ["linear_attention", "full_attention"],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 16,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 8,
-        }
-    },
+    **{key: {"text_config": _DELTA_NETS} for key in ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5")},
     "qianfan_ocr": {"vision_config": {"image_size": [28, 28], "patch_size": [14, 14]}},
 }
 """What some need besides."""
