@@ -249,7 +249,7 @@ def verify(directory: Path) -> Answer:
     return Answer({"directory": str(directory)} | asdict(result), lambda: ["\n".join(lines)])
 
 
-def _planned(result: gac.Verified) -> str:
+def _planned(result: "gac.Verified") -> str:
     shapes = f", and {result.shape_bytes:,} for the shapes of packed matrices" if result.shape_bytes else ""
     if result.planned_bytes + result.shape_bytes == result.bytes:
         return f"{result.planned_bytes:,} bytes{shapes}: as in the files"

@@ -12,7 +12,7 @@ _GATED_DELTA = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_he
 
 @dataclass(frozen=True)
 class Mixer:
-    """What stands in the place of attention in layers of one kind. Names are those in a layer."""
+    """The weights that stand in the place of attention in layers of one kind. Names are those in a layer."""
 
     kind: str  # in the config's ``layer_types``
     readers: tuple[str, ...]  # the weights that read the hidden states
