@@ -76,6 +76,10 @@ def export(
         raise CheckpointError(
             " and ".join(ways), "one of them: each writes the weights in another way", "Leave one out."
         )
+    multimodal = bool(family_of(loaded.config).inside)
+    if deci and multimodal:
+        remedy = "Export it merged (--merge, merge=True)."
+        raise CheckpointError(f"a {type(loaded).__name__} as DeciLM", "a language model alone", remedy)
     if deci:
         decilm = resolve_name("gac_extensions.deci:deci_model")(loaded, plan)
         plain, state = decilm.empty(), decilm.state
@@ -88,7 +92,7 @@ def export(
     with complete_directory(target) as part:
         plain.generation_config = loaded.generation_config
         plain.save_pretrained(part, state_dict=state)
-        save_tokenizer(part, tokenizer, str(loaded.config.name_or_path), bool(family_of(loaded.config).inside))
+        save_tokenizer(part, tokenizer, str(loaded.config.name_or_path), multimodal)
         (part / "README.md").write_text(export_card(plan, *ways), encoding="utf-8")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gac.checkpoint.files import open_tensors, weight_files
 from gac.checkpoint.planned import attach_plan, planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import empty_stored
@@ -53,8 +54,8 @@ def save(
 
     Raises:
         GacError: RANK and WORLD_SIZE are set, and there are no such processes.
-        CheckpointError: the model carries no plan or no longer matches it, the size is none, or the directory is in
-            use or cannot be written.
+        CheckpointError: the model carries no plan or no longer matches it, the size is none, the directory is in use
+            or cannot be written, or transformers leaves a tensor out.
     """
     if isinstance(max_shard_size, str) and not _SIZE.fullmatch(max_shard_size):
         value = f"max_shard_size={max_shard_size!r}"
@@ -70,6 +71,7 @@ def save(
     with complete_directory(target) as part:
         save_tokenizer(part, tokenizer, plan.measured.model, bool(family_of(model.config).inside))
         model.save_pretrained(part, max_shard_size=max_shard_size)  # digests of all files come last
+        _check_complete(part, model)
 
 
 def _check_storable(plan: Plan) -> None:
@@ -100,6 +102,17 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
         raise CheckpointError(
             f"weights in {' and '.join(sorted(dtypes))}", "one dtype for all weights", "Cast the model to one dtype."
         )
+
+
+def _check_complete(part: Path, model: Any) -> None:
+    """Refuse what was written unless it holds every tensor of the model, by its name, shape and dtype."""
+    stored, state = open_tensors(part, weight_files(part)[0]), model.state_dict()
+    for name in sorted(state.keys() - model.all_tied_weights_keys.keys()):
+        values, written = state[name], stored.get(name)
+        if written is None or (written.shape, written.dtype) != (values.shape, values.dtype):
+            result = "nothing" if written is None else f"{tuple(written.shape)} in {written.dtype}"
+            value, expected = f"transformers wrote {result} for {name}", f"{tuple(values.shape)} in {values.dtype}"
+            raise CheckpointError(value, expected, "Save it with another version of transformers.")
 
 
 def _check_ends(model: PreTrainedModel, plan: Plan) -> None:

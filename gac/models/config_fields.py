@@ -21,7 +21,7 @@ _SIZES = (
     *("intermediate_size", "ffn_dim", "n_inner"),
 )
 _ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
-_OLD_ROPE_TYPES = ("mrope", "su")  # of Qwen2-VL and the first Phi-3, which transformers still reads
+_OLD_ROPE_TYPES = ("mrope", "su", "xdrope")  # of Qwen2-VL, the first Phi-3 and HunYuan, which transformers reads
 _SHARES = (
     *("attention_dropout", "dropout", "hidden_dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop", "layerdrop"),
     *("partial_rotary_factor", "rotary_pct"),

@@ -110,6 +110,16 @@ def test_a_model_that_left_its_plan_or_has_mixed_dtypes_is_not_saved(model: Any,
         gac.save(model, tmp_path / "saved")
 
 
+def test_a_tensor_that_transformers_leaves_out_is_named(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "_keys_to_ignore_on_save", ["model.norm.weight"])
+    expected = r"transformers wrote nothing for model.norm.weight; expected \(64,\) in torch.float32"
+    with pytest.raises(CheckpointError, match=expected):
+        gac.save(model, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     for name in ("nowhere", "config.json", "."):

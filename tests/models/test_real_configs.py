@@ -1,5 +1,6 @@
 """Configs of published models: taken, with the weights and the parameters that each has, or refused with its reason."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 
+from gac.models.config_fields import check_config, check_content
 from gac.models.families import family_of
 from gac.runtime.architectures import generating_class
 from tests.models.small import weights_of
@@ -145,6 +147,12 @@ def test_a_published_model_is_taken_with_all_of_its_linear_weights(name: str) ->
     sizes = {weight.name: (weight.out_features, weight.in_features) for weight in weights_of(config)}
     assert sizes == linear_sizes(decoder, named)
     assert 0.98 * parameters(decoder, besides=nn.Embedding) <= params <= parameters(decoder, besides=nn.Embedding)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_no_field_of_a_published_config_is_refused(name: str) -> None:
+    check_content(json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8")))
+    check_config(read_config(name))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -7,20 +7,25 @@ import numpy as np
 
 from gac.core.arrays import Bools, Floats, Ints, alignment_class
 from gac.profiling.modelled.kriging import Kriging, drawn
-from gac.profiling.modelled.roofline import Gpu, fitted, gemm_terms, row_terms
+from gac.profiling.modelled.roofline import FEW_ROWS, Gpu, fitted, gemm_terms, row_terms, shared_terms, wide_row_terms
 from gac.profiling.operators import OPERATORS
-from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES, numbers_of, stored_as
+from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES, Operator, numbers_of, stored_as
 from gac.profiling.rows import Rows
 
 REACH = 4  # a shape is modelled where some measured one has each size within this factor of its own
 SIDE = 256  # the longer side of a weight that is modelled, at least: no model of the tables has a smaller one
 LEAST = 32  # measured shapes of an operator, dtype, number of rows and alignment that a model is fitted to, at least
+_ENOUGH = 128  # of them from which terms are fitted for how programs share tiles: ten for each term
 
 ALIGNED = 8
-"""From this class on, 16 bytes of 16-bit numbers, alignment moves latencies little; those dims are fitted together."""
+"""From this class on, 16 bytes of 16-bit numbers, alignment moves latencies little; those dims are fitted together.
+
+Where they are inputs of a GEMM, from the class ``aligned_inputs`` of the operator on.
+"""
 
 _SIZES = ("k", "r", "n")
 _SIDES = ("k", "n")
+_INPUTS = ("k", "r")  # along which some GEMM sums
 _ONE_GEMM = ("m k n",)
 
 
@@ -29,7 +34,8 @@ class _Group:
     """Common properties of measurements that are fitted together.
 
     ``others`` are sizes of the axes that are not modelled (rows, the group of a scheme), ``classes`` the alignment of
-    those that are: 1, 2, 4, and ``ALIGNED`` for all above. ``kernel``: PyTorch does not unpack the weights.
+    those that are: 1, 2, 4, and ``ALIGNED`` for all above. ``kernel``: a kernel of GAC's multiplies; neither PyTorch
+    unpacks the weights of a scheme, nor cuBLAS takes those of 16 bits.
     """
 
     operator: str
@@ -152,8 +158,9 @@ class GpuModel:
         if known is None or known.axes != axes or not (known.pair_of or known.products == _ONE_GEMM) or not len(shapes):
             return {}
         sized = np.array([name in _SIZES for name in axes])
-        classes = np.minimum(alignment_class(shapes[:, sized]), ALIGNED)
-        columns = np.column_stack([_in_kernels(dtype, shapes[:, sized]), shapes[:, ~sized], classes])
+        finest = [known.aligned_inputs if name in _INPUTS else ALIGNED for name in axes if name in _SIZES]
+        classes = np.minimum(alignment_class(shapes[:, sized]), finest)
+        columns = np.column_stack([_in_kernels(known, dtype, shapes, sized), shapes[:, ~sized], classes])
         keys, group_of = np.unique(columns, axis=0, return_inverse=True)
         others, groups = [name for name in axes if name not in _SIZES], dict[_Group, Ints]()
         for number, (kernel, *key) in enumerate(keys.tolist()):
@@ -191,13 +198,16 @@ class GpuModel:
         if group.pair_of:
             return np.stack([self._gemm(group, sizes[:, pair]) for pair in ([0, 1], [1, 2])], axis=1)
         k, n = sizes[:, 0], sizes[:, 1]
-        if numbers_of(group.dtype) == group.dtype:  # 16 bits each, whatever the dtype
-            return gemm_terms(group.rows, k, n, self.gpu, ITEM_BYTES[ACTIVATIONS] * k.astype(np.float64) * n)
-        scheme = stored_as(group.dtype)
-        weight_bytes = np.array([float(scheme.bytes(rows, columns)) for columns, rows in sizes.tolist()])
-        if group.rows == 1 and group.kernel and scheme.input_quantiser is None:
-            return row_terms(k, n, self.gpu, weight_bytes)
-        return gemm_terms(group.rows, k, n, self.gpu, weight_bytes)
+        scheme = None if numbers_of(group.dtype) == group.dtype else stored_as(group.dtype)
+        if scheme is None:  # 16 bits each, whatever the dtype
+            weight_bytes = ITEM_BYTES[ACTIVATIONS] * k.astype(np.float64) * n
+        else:
+            weight_bytes = np.array([float(scheme.bytes(rows, columns)) for columns, rows in sizes.tolist()])
+        own = group.kernel and group.rows <= FEW_ROWS and not (scheme is not None and scheme.input_quantiser)
+        if own and group.rows == 1:
+            return (wide_row_terms if scheme is None else row_terms)(k, n, self.gpu, weight_bytes)
+        terms_of = shared_terms if own and len(self._measured[group]) >= _ENOUGH else gemm_terms
+        return terms_of(group.rows, k, n, self.gpu, weight_bytes)
 
     def _gemm(self, pair: _Group, sizes: Ints) -> Floats:
         """Return the latency in ns of one GEMM of a pair, however far the measured ones are; NaN where none is."""
@@ -209,10 +219,10 @@ class GpuModel:
         return result
 
 
-def _in_kernels(dtype: str, sizes: Ints) -> Bools:
-    """Mark sizes whose weight, or both of a pair, kernels of the dtype read; all where numbers are no scheme's."""
+def _in_kernels(operator: Operator, dtype: str, shapes: Ints, sized: Bools) -> Bools:
+    """Mark shapes whose weight, or both of a pair, kernels of GAC's read; of 16 bits those of the operator's own."""
     if numbers_of(dtype) == dtype:
-        return np.ones(len(sizes), dtype=np.bool_)
+        return operator.in_own_kernel(shapes)
     unread = cache(stored_as(dtype).kernel_unsupported_reason)
-    shapes = (zip(size[1:], size, strict=False) for size in sizes.tolist())  # rows and columns of each weight
-    return np.array([all(unread(*weight) is None for weight in weights) for weights in shapes], dtype=np.bool_)
+    sizes = (zip(size[1:], size, strict=False) for size in shapes[:, sized].tolist())  # rows and columns of each weight
+    return np.array([all(unread(*weight) is None for weight in weights) for weights in sizes], dtype=np.bool_)

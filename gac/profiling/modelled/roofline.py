@@ -10,10 +10,12 @@ from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES
 TILES = ((128, 256), (128, 128), (128, 64), (64, 64), (32, 64))
 """Rows and columns of the result that one CTA computes: the tiles that cuBLAS takes most, from large to small."""
 
-_FEW_ROWS = 64
+FEW_ROWS = 64
 _DEPTHS = (1024, 4096)
 _HIDING, _HIDDEN_BYTES = 2048, (2000, 8000)  # k at most, and bytes read while one k is summed
 _STEP, _OUTPUTS = 2048, 32  # of k, and of n for each SM: found by fitting
+_LONG, _PROGRAMS = 2048, 8  # k from which programs of one row take 2 outputs; as many run on an SM at a time
+_SHARED_TILES, _SHARING_PROGRAMS, _MOST_SHARING = ((64, 128), (64, 256)), 2, 8  # programs for each SM and tile, at most
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def gemm_terms(m: int, k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floa
     depth, width = k.astype(np.float64), n.astype(np.float64)
     moved = ITEM_BYTES[ACTIVATIONS] * (m * depth + m * width) + weight_bytes
     launch, log_depth = np.ones(len(k)), np.log(np.maximum(depth, 8) / 8)
-    if m <= _FEW_ROWS:
+    if m <= FEW_ROWS:
         ramp = np.minimum(moved, gpu.l2_bytes / 2)
         terms = [launch, moved / 1e6, ramp / 1e6, log_depth, *(np.minimum(depth, most) / 1e3 for most in _DEPTHS)]
         terms += [np.maximum(moved, hidden * np.minimum(depth, _HIDING)) / 1e6 for hidden in _HIDDEN_BYTES]
@@ -63,6 +65,34 @@ def row_terms(k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floats:
     steps = np.where(depth <= _STEP, depth / _STEP, np.ceil(depth / _STEP))
     waves = np.ceil(width / (_OUTPUTS * gpu.sm_count))
     return np.stack([np.ones(len(k)), moved / 1e6, np.log(np.maximum(depth, 8) / 8), steps * waves], axis=1)
+
+
+def wide_row_terms(k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floats:
+    """Return the terms of one row times a weight of 16 bits, as ``gac.runtime.kernels.few_rows`` multiplies.
+
+    Launch, bytes and depth are as in ``gemm_terms``. Programs take 2 outputs each, or 4 where k is short, in steps of
+    k; so there are steps, waves, and steps times waves.
+    """
+    depth, width = k.astype(np.float64), n.astype(np.float64)
+    moved = ITEM_BYTES[ACTIVATIONS] * (depth + width) + weight_bytes
+    outputs, step = np.where(depth >= _LONG, 2, 4), np.where(depth >= _LONG, 1024, 512)
+    steps, waves = np.ceil(depth / step), np.ceil(width / outputs / (_PROGRAMS * gpu.sm_count))
+    ramp, log_depth = np.minimum(moved, gpu.l2_bytes / 2), np.log(np.maximum(depth, 8) / 8)
+    return np.stack([np.ones(len(k)), moved / 1e6, ramp / 1e6, log_depth, steps, waves, steps * waves], axis=1)
+
+
+def shared_terms(m: int, k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floats:
+    """Return the terms of 2 to 64 rows times a weight, as kernels multiply that let several programs share a tile.
+
+    Those are the terms of ``gemm_terms``, and for each of two tiles (outputs, and columns of a step) how many programs
+    share it, each with two steps at least, and the steps of each of them.
+    """
+    terms = [gemm_terms(m, k, n, gpu, weight_bytes)]
+    for outputs, step in _SHARED_TILES:
+        room = _SHARING_PROGRAMS * gpu.sm_count // np.ceil(n / outputs)
+        sharing = np.clip(np.minimum(room, k // (2 * step)), 1, _MOST_SHARING)
+        terms += [sharing, np.ceil(k / step / sharing)]
+    return np.column_stack(terms)
 
 
 def fitted(terms: Floats, ns: Floats) -> Floats:

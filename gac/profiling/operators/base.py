@@ -11,6 +11,9 @@ from itertools import chain, repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from gac.core.arrays import Bools, Ints
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation, batched_gemm, linear
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named, scheme_timed_as
@@ -30,6 +33,13 @@ ACTIVATIONS = scheme_named(DEFAULT_SCHEME).dtype  # the 16-bit dtype of inputs a
 
 WORST_ERROR = 2e-2
 """Relative Frobenius error against float32 above which a result is wrong (bf16 rounding gives 2e-3 to 5e-3)."""
+
+WORST_ROUNDED_ERROR = 5e-2
+"""Likewise where a row of inputs is rounded to 8 bits with a scale of its own.
+
+Between the GEMMs of a pair the largest number of a row may round to the next one in 16 bits. Then the scale changes,
+and all other numbers round anew: up to 3.6e-2.
+"""
 
 _EDGE = 32
 
@@ -100,6 +110,8 @@ class Runner(ABC):
     Every method raises RuntimeError where PyTorch or a kernel refuses the shape.
     """
 
+    worst_error: float = WORST_ERROR
+
     @abstractmethod
     def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence[Any]:
         """Make what ``run`` reads: every input, cut from memory, then what is derived from them before a launch."""
@@ -141,6 +153,11 @@ class Operator(Runner):
     gemm_sides: Mapping[str, str] = MappingProxyType({})
     pair_of: str | None = None  # for an operator of two GEMMs in a row, the operator of each by itself
     general: tuple[AxisSweep, ...] = ()  # the sweeps that describe a GPU
+    aligned_inputs: int = 8  # GEMMs of 16 bits are as fast at a multiple of it as at other multiples, along ``k``
+
+    def in_own_kernel(self, shapes: Ints) -> Bools:
+        """Mark the shapes ``(shapes, axes)`` at which a kernel of GAC's multiplies numbers of 16 bits, not cuBLAS."""
+        return np.zeros(len(shapes), dtype=np.bool_)
 
     def takes(self, dtype: str) -> bool:
         return dtype in self.dtypes or (self.stored and dtype not in ITEM_BYTES and bool(scheme_timed_as(dtype)))

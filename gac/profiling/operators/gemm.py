@@ -6,6 +6,9 @@ Weights are stored as in ``torch.nn.Linear``: ``(out, in)``.
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from gac.core.arrays import Bools, Ints
 from gac.profiling.operators.base import Axes, AxisSweep, Operand, Operator, around, corners, edges, indivisible, joined
 
 if TYPE_CHECKING:
@@ -108,9 +111,16 @@ class ServedLinear(Linear):
 
     name = "served_linear"
     served = True
+    aligned_inputs = 16
     dtypes = ("bf16", "fp16")
     stored = False
     general = ()
+
+    def in_own_kernel(self, shapes: Ints) -> Bools:
+        from gac.runtime.kernels.few_rows import ALIGNED, tile_of
+
+        own = (k % ALIGNED == 0 and (m == 1 or tile_of(m, n, k) is not None) for m, k, n in shapes.tolist())
+        return np.fromiter(own, dtype=np.bool_, count=len(shapes))
 
 
 class LowRank(Operator):
@@ -154,6 +164,7 @@ class LowRank(Operator):
 class ServedLowRank(LowRank):
     name = "served_low_rank"
     served = True
+    aligned_inputs = 16
     stored = False
     pair_of = "served_linear"
     general = ()

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gac.core.errors import ProfileError
-from gac.profiling.operators.base import Axes, Operand, Operator, Runner, edges, name_of
+from gac.profiling.operators.base import WORST_ROUNDED_ERROR, Axes, Operand, Operator, Runner, edges, name_of
 from gac.schemes import Scheme
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class StoredRunner(Runner):
         assert storage is not None, f"scheme {scheme.name} has no storage"
         self.operator, self._storage = operator, storage
         self._read = None if scheme.input_quantiser is None else READERS[scheme.input_quantiser]
+        if self._read is not None:
+            self.worst_error = WORST_ROUNDED_ERROR
 
     def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence[Any]:
         if (reason := self.operator.refusal(axes, dtype)) is not None:

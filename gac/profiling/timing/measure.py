@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.errors import UNSAFE, ProfileError
 from gac.profiling.operators import OPERATORS, runner_of, work_of
-from gac.profiling.operators.base import WORST_ERROR, Runner, relative_error
+from gac.profiling.operators.base import Runner, relative_error
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.timing.operands import Pools
 from gac.profiling.timing.stopwatch import Stopwatch
@@ -126,7 +126,7 @@ class GpuMeasurer:
                 raise RuntimeError(" ".join(filter(None, messages))) from failure
         errors = self._ranks.gathered(relative_error(runner, inputs, result))
         for error in errors:
-            if not error <= WORST_ERROR:
+            if not error <= runner.worst_error:
                 raise _WrongError(f"wrong result: relative error {error:.3g} against float32")
 
 
