@@ -142,7 +142,7 @@ def test_a_frontier_counts_it_at_every_point(asked: Small, tmp_path: Path) -> No
 @every_layout
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_it_is_saved_loaded_and_generates(model_type: str, tied: bool, make_plan: MakePlan, tmp_path: Path) -> None:
-    config = small_config(model_type, tie_word_embeddings=tied, num_hidden_layers=1)
+    config = small_config(model_type, tie_word_embeddings=tied)
     config.dtype = torch.bfloat16
     dense = small_model(config)
     model = with_rounded_ends(copy.deepcopy(dense), make_plan)
