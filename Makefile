@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/demo.stamp ## SmolLM2 in a quarter of the bytes, beside a plan of ranks; results in demo/ (8 minutes on 2 cores, 5 GB)
+demo: .venv/demo.stamp ## SmolLM2 in a quarter of the bytes, beside a plan of ranks; results in demo/ (9 minutes on 2 cores, 5 GB)
 	@mkdir -p demo
 	@echo 'Step 1 of 6, a plan of few bits and structure for a quarter of the bytes: about 4 minutes on 2 cores.'
 	$(BIN)/gac allocate smollm2 --memory 0.25 $(FEW_BITS) $(MEASURED) -o demo/plan.json
