@@ -17,7 +17,6 @@ CALIBRATION := $(if $(shell command -v nvidia-smi),wiki-sample:64x1024,wiki-samp
 MEASURED := --rotate --calibration $(CALIBRATION) --profile nvidia-h100-80gb-hbm3-schemes --workload decode:1@1024
 FEW_BITS := --scheme bf16 --scheme w4a16:64
 INSTANCES ?= 10000
-PLANNED := --profile $(GPU_TABLE) --calibration $(CALIBRATION)
 
 # What is compiled at its first import is kept.
 unexport PYTHONDONTWRITEBYTECODE

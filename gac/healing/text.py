@@ -96,9 +96,9 @@ def healing_text(
 
 
 def calibrated_text(windows: Windows, loaded: Loaded, bos: bool | None, documents: tuple[str, ...]) -> HealingText:
-    """All windows of the texts that ``windows`` are of, of a text that the model wrote those to spare, too.
+    """All windows of the texts that ``windows`` are of; text that the model wrote comes with its spare windows.
 
-    Of documents only the ``windows`` themselves. A TextError says if they are too few.
+    Of documents these are only the ``windows`` themselves. A TextError says if they are too few.
     """
     parts = windows.texts or (windows,)
     complete = [

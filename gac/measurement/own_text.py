@@ -7,8 +7,8 @@ all windows continue pieces of other texts, so that the model is sampled on what
 temperature 1 from the whole vocabulary. Each has a random number of its own, so that the batch size does not change
 the text. After EOS another document begins in the same window. The text is kept on disk.
 
-A GPU writes ``AT_ONCE`` windows in the time of a few, so it writes some more than calibration asks for: compression
-heals on them, whose tokens no weight was fitted to.
+A GPU writes ``AT_ONCE`` windows in the time of a few. So it writes more than calibration asks for, and compression
+heals on these spare ones, too: no weight was fitted to their tokens.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ MAX_BATCH, MAX_BATCH_GPU = 256, 4096
 CPU_BYTES = 2**33
 FREE = 0.7  # the share of a GPU's free memory that a batch may take
 LOGIT_COPIES = 3  # float32 tensors of the size of the logits in a step: these, the probabilities and their sums
-AT_ONCE = 256  # windows of calibration text, and spare ones, that a GPU writes in one batch
+AT_ONCE = 256  # windows that a GPU writes in one batch, those of calibration and spare ones
 PIECES = 16  # pieces per window of another text
 VERSION = 5  # the version of the sampler: text that another version wrote is not read
 MAX_DOCUMENTS = 64  # documents per window above which the model counts as one that writes nothing

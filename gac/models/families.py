@@ -150,14 +150,15 @@ class Family:
             yield output(self.output, hidden, query)
             return
         q_proj, k_proj, v_proj = self.qkv
-        drops_heads = _model_type(config) not in FIXED_HEADS and not getattr(config, "use_qk_norm", False)
-        dropped = groups if drops_heads and heads % groups == 0 else 0
-        shared = partial(Weight, in_features=hidden, input_group=_owner(q_proj), groups=dropped)
+        shared = partial(Weight, in_features=hidden, input_group=_owner(q_proj))
         if self.gated:  # values, heads and queries do not change alone then
             yield shared(q_proj, 2 * query)
             yield from (shared(name, key, cached=True) for name in (k_proj, v_proj))
             yield output(self.output, hidden, query)
             return
+        drops_heads = _model_type(config) not in FIXED_HEADS and not getattr(config, "use_qk_norm", False)
+        dropped = groups if drops_heads and heads % groups == 0 else 0
+        shared = partial(shared, groups=dropped)
         yield shared(q_proj, query)
         yield shared(k_proj, key, heads=groups, cached=True, query_heads=heads)
         yield shared(v_proj, key, heads=groups, cached=True, query_heads=heads, values="out")
@@ -211,7 +212,7 @@ LAYER_NORMS = (
 )
 """Architectures with a LayerNorm, or a norm without gains, before attention and MLP; no kernel quantises its output."""
 
-FIXED_HEADS = ("biogpt", "gptj", "nemotron", "olmo2", "olmo3", "opt", "qwen3_5_text", "stablelm", "xglm")
+FIXED_HEADS = ("biogpt", "gptj", "nemotron", "olmo2", "olmo3", "opt", "stablelm", "xglm")
 """Architectures whose attention needs the number of heads of the config, or whose norms pass over all heads."""
 
 _OPT = partial(Family, output="self_attn.out_proj", up=("fc1",), down="fc2", before=("self_attn_layer_norm", ""))

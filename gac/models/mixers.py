@@ -1,4 +1,4 @@
-"""Linear attention and its like: the linear weights of what mixes tokens in layers without attention."""
+"""Linear weights of layers that have linear attention, or the like, in the place of attention."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _GATED_DELTA = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_he
 
 @dataclass(frozen=True)
 class Mixer:
-    """The weights that stand in the place of attention in layers of one kind. Names are those in a layer."""
+    """The linear weights of such layers, all of one kind. Names are those in a layer."""
 
     kind: str  # in the config's ``layer_types``
     readers: tuple[str, ...]  # the weights that read the hidden states
@@ -21,7 +21,7 @@ class Mixer:
     sizes: Callable[..., tuple[int, ...]]  # outputs of each of the readers, and inputs of ``output``, from their values
 
     def weights(self, config: Any) -> Iterator[Weight]:
-        """The weights in the order in which they run, the last of which writes to the stream."""
+        """The weights in the order in which they run; the last one writes to the residual stream."""
         hidden, group = config.hidden_size, self.output.rpartition(".")[0]
         *outputs, inner = self.sizes(*self.values(config))
         reading = partial(Weight, in_features=hidden, input_group=group)

@@ -26,6 +26,6 @@ def generating_class(config_class: type) -> Any:
 
 def known_by(config_class: type) -> dict[str, Any]:
     """Return the base model and the whole model with such a config, by the names of the factories that make them."""
-    whole = generating_class(config_class)
+    generating = generating_class(config_class)
     classes = {name: mapping.get(config_class, None) for name, mapping in _MAPPINGS.items()}
-    return {name: result for name, result in classes.items() if result and (name == _BASE or result is whole)}
+    return {name: result for name, result in classes.items() if result and (name == _BASE or result is generating)}

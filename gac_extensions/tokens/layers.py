@@ -14,8 +14,8 @@ from gac.profiling.sweeps.coverage import check_dtype
 
 
 def finds_attentions(family: Family) -> bool:
-    """Return True if kvpress finds the attentions: in layers of ``model.layers``, with rotary embedding."""
-    return family.layers == "model.layers"
+    """Return True if kvpress finds the attentions: in all layers of ``model.layers``, with rotary embedding."""
+    return family.layers == "model.layers" and family.mixer is None
 
 
 def window_of(config: Any) -> int | None:

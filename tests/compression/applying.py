@@ -1,5 +1,6 @@
 """A plan applied to a random model, as the pipeline does it, and what the model then says."""
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +18,9 @@ from gac.measurement.store import StatisticsStore, temporary_store
 from gac.models.families import family_of
 from gac.models.loading import model_digest
 from gac.models.modules import swap_in
+from gac.models.sites import Weight
 from gac.plan.plan import Plan
+from tests.models.small import weights_of
 
 IDS = torch.arange(40).reshape(2, 20)
 
@@ -33,6 +36,20 @@ def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac", ids: Tenso
         modules = refit(run, modules, plan.weights, plan.recipe.refit, sites, fits)
     swap_in(model, modules)
     return model
+
+
+def smaller_dims(weights: Sequence[Weight]) -> dict[str, tuple[str, int]]:
+    """Every form but head_dim, at dims that cost something."""
+    small = {w.name: ("low_rank", 8) for w in weights if ".0." in w.name}
+    return small | {w.name: ("narrow", 40) for w in weights if ".1." in w.name and w.neurons}
+
+
+def with_dims(model: Any, dims_of: Callable[[Sequence[Weight]], Mapping[str, tuple[str, int]]], make_plan: Any) -> Any:
+    """The model with smaller weights, and with its plan."""
+    plan = make_plan(model.config, dims_of(weights_of(model.config)))
+    small: Any = applied(model, plan)
+    small.gac_plan = plan
+    return small
 
 
 @lru_cache(maxsize=2)

@@ -30,7 +30,7 @@ from gac.models.modules import last_norm_of
 from gac.models.plain import check_plain
 from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
-from tests.compression.applying import IDS, applied, logits
+from tests.compression.applying import IDS, applied, logits, smaller_dims, with_dims
 from tests.compression.compressed import MakePlan, share_inputs
 from tests.models.small import LAYOUTS, NEURONS, every_family, every_layout, small_config, small_model, weights_of
 from tests.refused import assert_refused
@@ -44,19 +44,9 @@ def full_dims(weights: Sequence[Weight]) -> dict[str, tuple[str, int]]:
     return full | {w.name: ("narrow", full_width) for w in weights if ".1." in w.name and w.neurons}
 
 
-def smaller_dims(weights: Sequence[Weight]) -> dict[str, tuple[str, int]]:
-    """Every form but head_dim, at dims that cost something."""
-    small = {w.name: ("low_rank", 8) for w in weights if ".0." in w.name}
-    return small | {w.name: ("narrow", 40) for w in weights if ".1." in w.name and w.neurons}
-
-
 def compressed_model(model_type: str, make_plan: MakePlan) -> Any:
     """A model with smaller layers."""
-    config = small_config(model_type)
-    plan = make_plan(config, smaller_dims(weights_of(config)))
-    model: Any = applied(small_model(config), plan)
-    model.gac_plan = plan
-    return model
+    return with_dims(small_model(small_config(model_type)), smaller_dims, make_plan)
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)

@@ -133,9 +133,9 @@ def test_every_config_is_expected_to_be_taken_or_refused() -> None:
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_published_model_is_taken_with_all_of_its_linear_weights(name: str) -> None:
     config = read_config(name)
-    sites, params, published = TAKEN[name]
-    found = family_of(config).sites(config)
-    assert (len(found), sum(site.params for site in found)) == (sites, params)
+    count, params, published = TAKEN[name]
+    sites = family_of(config).sites(config)
+    assert (len(sites), sum(site.params for site in sites)) == (count, params)
 
     with torch.device("meta"):
         model = generating_class(type(config))._from_config(config, dtype=torch.bfloat16)

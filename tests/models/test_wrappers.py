@@ -24,7 +24,7 @@ from gac.models.sites import Weight
 from gac.plan.plan import Plan
 from gac.runtime.architectures import factory_of
 from gac.testing.models import tiny_text
-from tests.compression.applying import IDS, applied
+from tests.compression.applying import IDS, smaller_dims, with_dims
 from tests.compression.compressed import MakePlan
 from tests.models.small import weights_of
 from tests.models.wrappers import WITH_IMAGES, image_inputs, wrapper_config, wrapper_model
@@ -43,19 +43,13 @@ def some_first(names: Sequence[str]) -> pytest.MarkDecorator:
 every_wrapper, with_images = some_first(wrappers()), some_first(WITH_IMAGES)
 
 
-def smaller_dims(weights: Sequence[Weight]) -> dict[str, tuple[str, int]]:
+def with_fewer_heads(weights: Sequence[Weight]) -> dict[str, tuple[str, int]]:
     """Low rank in the first layer; in the second a narrower MLP, and half the heads where they can be fewer."""
-    small = {w.name: ("low_rank", 8) for w in weights if ".0." in w.name}
-    small |= {w.name: ("narrow", 40) for w in weights if ".1." in w.name and w.neurons}
-    return small | {w.name: ("heads", 1) for w in weights if ".1." in w.name and w.groups == 2}
+    return smaller_dims(weights) | {w.name: ("heads", 1) for w in weights if ".1." in w.name and w.groups == 2}
 
 
 def compressed(model_type: str, make_plan: MakePlan) -> Any:
-    config = wrapper_config(model_type)
-    plan = make_plan(config, smaller_dims(weights_of(config)))
-    model: Any = applied(wrapper_model(config), plan)
-    model.gac_plan = plan
-    return model
+    return with_dims(wrapper_model(wrapper_config(model_type)), with_fewer_heads, make_plan)
 
 
 def logits(model: Any, **inputs: Any) -> torch.Tensor:

@@ -203,10 +203,10 @@ class GpuModel:
             weight_bytes = ITEM_BYTES[ACTIVATIONS] * k.astype(np.float64) * n
         else:
             weight_bytes = np.array([float(scheme.bytes(rows, columns)) for columns, rows in sizes.tolist()])
-        own = group.kernel and group.rows <= FEW_ROWS and not (scheme is not None and scheme.input_quantiser)
-        if own and group.rows == 1:
+        in_kernel = group.kernel and group.rows <= FEW_ROWS and not (scheme is not None and scheme.input_quantiser)
+        if in_kernel and group.rows == 1:
             return (wide_row_terms if scheme is None else row_terms)(k, n, self.gpu, weight_bytes)
-        terms_of = shared_terms if own and len(self._measured[group]) >= _ENOUGH else gemm_terms
+        terms_of = shared_terms if in_kernel and len(self._measured[group]) >= _ENOUGH else gemm_terms
         return terms_of(group.rows, k, n, self.gpu, weight_bytes)
 
     def _gemm(self, pair: _Group, sizes: Ints) -> Floats:

@@ -119,8 +119,8 @@ class ServedLinear(Linear):
     def in_own_kernel(self, shapes: Ints) -> Bools:
         from gac.runtime.kernels.few_rows import ALIGNED, tile_of
 
-        own = (k % ALIGNED == 0 and (m == 1 or tile_of(m, n, k) is not None) for m, k, n in shapes.tolist())
-        return np.fromiter(own, dtype=np.bool_, count=len(shapes))
+        marks = (k % ALIGNED == 0 and (m == 1 or tile_of(m, n, k) is not None) for m, k, n in shapes.tolist())
+        return np.fromiter(marks, dtype=np.bool_, count=len(shapes))
 
 
 class LowRank(Operator):

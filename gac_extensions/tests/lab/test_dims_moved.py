@@ -141,3 +141,5 @@ def test_tokens_without_a_press_are_left_out_or_refused(tmp_path: Path) -> None:
     assert '"tokens"' not in run("graph", tmp_path, "--json").stdout
     assert "a gpt2, in which kvpress finds no attention with" in refused("graph", tmp_path, "--form", "tokens")
     assert "form head_dim, which fits no weight of a gpt2 model" in refused("graph", tmp_path, "--form", "head_dim")
+    small_config("qwen3_5_text").save_pretrained(tmp_path)
+    assert "a qwen3_5_text, in which kvpress finds no attention" in refused("graph", tmp_path, "--form", "tokens")
