@@ -223,7 +223,8 @@ def test_readmes_ranks_are_what_the_command_below_them_prints() -> None:
 
 
 def test_every_figure_is_shown_and_has_its_command() -> None:
-    made = {Path(written(words)).name for words in RUN if written(words).startswith("docs/")}
+    benchmarks = {tuple(words) for text in PAGES.values() for words in commands(text, "python")}
+    made = {Path(written(words)).name for words in (*RUN, *benchmarks) if written(words).startswith("docs/")}
     shown = {Path(target).name for text in PAGES.values() for target in links(text) if target.endswith(".png")}
     assert made == shown == {path.name for path in (ROOT / "docs").glob("*.png")}
 
