@@ -12,7 +12,7 @@ from math import exp, fsum
 from statistics import fmean
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gac.compression.apply import build_modules, changed_sites, planned_sites
 from gac.compression.rounding import store

@@ -287,7 +287,6 @@ class _Call:
                 "Leave the form latent out, or load the model with attn_implementation='sdpa' or 'eager'.",
             )
 
-
     def _seen_early(self) -> bool:
         visible = self.mask if self.mask.dtype == torch.bool else self.mask > torch.finfo(self.mask.dtype).min / 2
         return bool(visible.triu(1).any())

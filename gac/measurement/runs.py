@@ -124,8 +124,8 @@ class ModelRuns:
     Args:
         model: a causal LM, dense.
         layers: its decoder layers, in order.
-        windows: calibration token ids, int64, shape ``(windows, tokens)``, or examples. ``TOKENS`` of them are kept ready, in even
-            steps; the others are run where those do not tell enough.
+        windows: calibration token ids, int64, shape ``(windows, tokens)``, or examples. ``TOKENS`` of them are kept
+            ready, in even steps; the others are run where those do not tell enough.
         weights: those among them that write from a block have their mean outputs taken.
         every: all windows are kept ready.
     """

@@ -36,14 +36,15 @@ from gac.measurement.curves import ModelCurves, measure_curves
 from gac.measurement.documents import Text
 from gac.measurement.embeddings import check_embeddings, measure_head
 from gac.measurement.expected import expected_curves, expected_error, expected_share
+from gac.measurement.images import check_takes_images
 from gac.measurement.joint_losses import MOST
 from gac.measurement.moments import LayerMoments
 from gac.measurement.own_text import FOLDER, sampled_windows
 from gac.measurement.runs import TOKENS
 from gac.measurement.similarity import check_windows, compare_texts
 from gac.measurement.store import StatisticsStore
-from gac.measurement.text import SELF, TextSpec, Windows, check_positions, check_vocabulary
-from gac.measurement.texts import CalibrationText, Texts, is_sampled
+from gac.measurement.text import SELF, TextSpec, Windows, check_positions, check_vocabulary, example_windows
+from gac.measurement.texts import CalibrationText, Part, Texts, has_messages, is_sampled
 from gac.measurement.weight_measurements import measure_weights
 from gac.models.basis import Rotation
 from gac.models.families import family_of
@@ -51,6 +52,7 @@ from gac.models.linears import check_sizes
 from gac.models.loading import Loaded, default_device, load_config, load_model, model_digest, read_parameter
 from gac.models.modules import input_device
 from gac.models.plain import check_frequencies, check_in_memory, check_one_dtype, check_plain
+from gac.models.processors import load_processor
 from gac.models.rotation import rotated, rotates_freely
 from gac.models.sites import Site
 from gac.plan.evidence import Calibration, CalibrationPart, Measured
@@ -238,7 +240,7 @@ def calibration_runs(
             for text, weight in zip(windows.texts, counts, strict=True)
         )
         store = _store(f"{start} {windows.digest} {end}{suffix}{weighted}")
-        return CalibrationRun(loaded.model, windows.ids, method, store, progress, ranks=this_run(), texts=texts)
+        return CalibrationRun(loaded.model, windows.sequences, method, store, progress, ranks=this_run(), texts=texts)
 
     def two_shots(weights: Sequence[float]) -> CalibrationRun:
         dense, run = run_of(weights), run_of(weights, f", gradients at {FIRST_KEPT}")
@@ -430,16 +432,25 @@ def cut_windows(
 ) -> Windows:
     """Cut the windows of texts. The model writes text ``self``, once: it is kept by ``digest``, that of the weights.
 
+    Its processor reads messages with images.
+
     A GacError says if the model cannot write text, or lacks positions or token ids.
     """
 
-    def sample(windows: int, length: int) -> Windows:
+    def special(part: Part) -> Windows | None:
+        if has_messages(part):
+            config = loaded.model.config
+            check_takes_images(config, part.name)
+            processor = load_processor(loaded.reader)
+            return example_windows(part.name, processor, config, part.windows, part.length, seed, bos)
+        if not is_sampled(part):
+            return None
         check_in_memory(loaded.model, f", with text {SELF!r}", "where it writes text", ", or name another text")
-        check_positions(loaded.model, length, "calibration windows")
+        check_positions(loaded.model, part.length, "calibration windows")
         source = loaded.model, loaded.tokenizer, digest, seed
-        return sampled_windows(*source, this_run(), progress, windows, length, with_bos=bos)
+        return sampled_windows(*source, this_run(), progress, part.windows, part.length, with_bos=bos)
 
-    windows = texts.cut(loaded.tokenizer, seed, bos, sample)
+    windows = texts.cut(loaded.tokenizer, seed, bos, special)
     check_positions(loaded.model, windows.length, "calibration windows")
     check_vocabulary(windows, loaded.model)
     return windows

@@ -4,16 +4,21 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from transformers import AutoProcessor, ProcessorMixin
 from transformers.utils.hub import cached_file
 
-from gac.core.errors import ModelError
+from gac.core.errors import ModelError, first_line
 from gac.core.untrusted import read_bytes, read_model_json
 from gac.models.loading import UNREADABLE
 from gac.models.threads import LOADING
 
 _PARTS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
+_AUTO: Any = AutoProcessor  # not annotated
+_PACKAGES = {"torchvision": "torchvision", "pil ": "pillow", "pillow": "pillow"}
+"""Packages that processors need, as errors of transformers call them."""
 _KIND = "a processor's file"
 
 
@@ -31,6 +36,38 @@ def processor_files(name: str) -> dict[str, bytes]:
             problem = f"{part} of {name} names code of its own ({json.dumps(code)[:80]})"
             raise ModelError(problem, "a processor that transformers has", f"{remedy} Its code is not copied.")
     return {part: read_bytes(path, _KIND, _KIND, ModelError) for part, path in paths.items()}
+
+
+def tokenizer_of(reader: Any) -> Any:
+    """The tokenizer of a processor; anything else as it is."""
+    return reader.tokenizer if isinstance(reader, ProcessorMixin) else reader
+
+
+def load_processor(reader: Any) -> Any:
+    """The processor of a directory or a hub id, or the one that was passed as tokenizer; a ModelError if none."""
+    if isinstance(reader, ProcessorMixin):
+        return reader
+    if not isinstance(reader, str | Path):
+        expected, remedy = (
+            "a processor, which reads images too",
+            "Pass AutoProcessor.from_pretrained(...) in its place.",
+        )
+        raise ModelError(f"a {type(reader).__name__} for text with images", expected, remedy)
+    name = str(reader)
+    processor_files(name)
+    try:
+        with LOADING:
+            processor = _AUTO.from_pretrained(name, trust_remote_code=False)
+    except UNREADABLE as failure:
+        lines = str(failure).strip()
+        missing = next((package for package in _PACKAGES if package in lines.lower()), None)
+        remedy = "Pass a processor as tokenizer=." if missing is None else f"pip install {_PACKAGES[missing]}"
+        problem = f"the processor of {name} cannot be read: {first_line(failure)}"
+        raise ModelError(problem, "one that AutoProcessor of transformers reads", remedy) from failure
+    if isinstance(processor, ProcessorMixin):
+        return processor
+    problem = f"{name} gives a {type(processor).__name__} as processor"
+    raise ModelError(problem, "a processor of text and images", "Copy the processor's files beside the weights.")
 
 
 def _paths(name: str) -> Mapping[str, Path]:
