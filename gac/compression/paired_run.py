@@ -26,7 +26,7 @@ PLAIN = 0.02
 SETS = 12
 """Sets of hidden states that are held at most, with what lies between them."""
 TRACED = 2
-"""Windows that run through all layers, to learn their arguments and that these are alike."""
+"""Windows of text that run through all layers, to learn their arguments and that these are alike; examples all do."""
 Heard = dict[str, list[Tensor]]
 
 
@@ -133,7 +133,7 @@ class PairedRun:
 
     def start(self, lowest: int) -> None:
         """Run the models as far as the passes need them, which begin with layer ``lowest``: 0 with other ends."""
-        losses: list[Tensor] = []
+        losses, alike = list[Tensor](), isinstance(self._windows, Tensor)
 
         def seen(layer: int, hidden: Tensor) -> None:
             if layer == lowest:
@@ -141,7 +141,7 @@ class PairedRun:
                     needed = SETS * len(self._windows) * hidden.numel() * hidden.element_size()
                     self._on_host = hidden.device.type != "cpu" and needed > room(hidden.device)
                 losses.append(self._kept(hidden.clone()))
-            if len(losses) > TRACED or layer == len(self._layers) - 1:
+            if (len(losses) > TRACED and alike) or layer == len(self._layers) - 1:
                 raise StopLayerError
 
         for window in self._windows:
