@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from transformers import ProcessorMixin
 
 from gac.testing.models import tiny_tokenizer
-from tests.models.wrappers import IMAGE_TOKEN, wrapper_config, wrapper_model
+from tests.models.wrappers import IMAGE_TOKEN, image_inputs, wrapper_config, wrapper_model
 
 TEMPLATE = (
     "<s>{% for message in messages %}{{ message.role }}:{% for part in message.content %}"
@@ -58,3 +60,30 @@ def messages_file(folder: Path, answers: Sequence[str], images: Sequence[int] | 
         lines.append(json.dumps({"messages": [user, {"role": "assistant", "content": answer}]}))
     (folder / "messages.jsonl").write_text("\n".join(lines) + "\n")
     return folder / "messages.jsonl"
+
+
+class SmallProcessor(ProcessorMixin):
+    """Makes of messages what a small model takes: a token a byte, and random pixels times an image's brightness."""
+
+    def __init__(self, model: Any) -> None:
+        self.tokenizer, self._inputs = tiny_tokenizer(), image_inputs(model)
+        self._features = int((self._inputs.pop("input_ids") == IMAGE_TOKEN).sum())
+        self._of_tokens = [name for name in self._inputs if name.endswith(("attention_mask", "token_type_ids"))]
+
+    def apply_chat_template(self, conversation: Any, **_options: Any) -> Any:
+        ids, brightness = list[int](), list[float]()
+        for part in (part for message in conversation for part in message["content"]):
+            if part["type"] == "image":
+                brightness.append(np.asarray(part["image"]).mean() / 128)
+                ids += [IMAGE_TOKEN] * self._features
+            else:
+                ids += self.tokenizer(part["text"], add_special_tokens=False).input_ids
+        row = torch.tensor([ids])
+        read = {"input_ids": row, "attention_mask": torch.ones_like(row)}
+        if not brightness:
+            return read
+        read |= {name: (row == IMAGE_TOKEN).long() for name in self._of_tokens if name != "attention_mask"}
+        for name in self._inputs.keys() - {*self._of_tokens}:
+            tensor = self._inputs[name]
+            read[name] = tensor * brightness[0] if tensor.is_floating_point() else tensor
+        return read
