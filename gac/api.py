@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from gac.allocation.crosscheck import verified
 from gac.allocation.decide import attach_single_gpu_comparison
@@ -135,7 +135,7 @@ def allocate(
     budget: float | str | None = None,
     *,
     recipe: Recipe | str | Path | None = None,
-    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | str | Path | None = None,
     solve_again: bool = False,
     check_text: Text | None = None,
     progress: bool = True,
@@ -215,7 +215,7 @@ def frontier(
     points: Annotated[int, Most(10_000)] = 100,
     limit: str = PARAMS,
     recipe: Recipe | str | Path | None = None,
-    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | str | Path | None = None,
     progress: bool = True,
     **options: Unpack[Options],
 ) -> Frontier:
@@ -258,7 +258,7 @@ def compress(
     plan: Plan | str | Path,
     *,
     calibration: CalibrationText | None = None,
-    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | str | Path | None = None,
     dtype: torch.dtype | None = None,
     heal: CountOrZero | None = None,
     progress: bool = True,
@@ -338,7 +338,7 @@ def heal(
     dense: bool = False,
     labels: float = 0.0,
     seed: int = 0,
-    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | str | Path | None = None,
     report: str | Path | None = None,
     progress: bool = True,
 ) -> PlannedModel:

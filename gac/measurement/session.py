@@ -11,7 +11,7 @@ from math import comb, inf
 from pathlib import Path
 
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from gac.core.arrays import Floats
 from gac.core.distributed.ranks import ALONE, Ranks
@@ -101,7 +101,7 @@ def measuring(
     model: PreTrainedModel | str | Path,
     resolved: ResolvedRecipe,
     texts: Texts,
-    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | str | Path | None = None,
     *,
     first_shot: FirstShot,
     needs: str | None = None,
@@ -312,7 +312,7 @@ def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
 
 def load_dense_model(
     model: PreTrainedModel | str | Path,
-    tokenizer: PreTrainedTokenizerBase | str | Path | None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | str | Path | None,
     targeted: Sequence[Site] = (),
     stream: bool = False,
 ) -> Loaded:
