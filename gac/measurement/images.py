@@ -74,10 +74,8 @@ def read_examples(
     check_takes_images(config, path)
     lines = _lines(path)
     if windows is not None and not 1 <= windows <= len(lines):
-        problem = f"{path} has {len(lines)} examples"
-        raise TextError(
-            problem, f"{windows}, and at least 1", f"Ask for at most {len(lines)}: {path}:{len(lines)}x1024."
-        )
+        problem, expected = f"{path} has {len(lines)} examples", f"at least 1, and the {windows} asked for"
+        raise TextError(problem, expected, f"Ask for at most {len(lines)}.")
     count = windows or len(lines)
     drawn = np.arange(count) * len(lines) // count
     if seed:

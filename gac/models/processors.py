@@ -17,8 +17,8 @@ from gac.models.threads import LOADING
 _PARTS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 _AUTO: Any = AutoProcessor  # not annotated
-_PACKAGES = {"torchvision": "torchvision", "pil ": "pillow", "pillow": "pillow"}
-"""Packages that processors need, as errors of transformers call them."""
+_PACKAGES = {"torchvision": "torchvision", "pillow": "pillow"}
+"""Packages that processors need, by the names that errors of transformers have for them."""
 _KIND = "a processor's file"
 
 
@@ -44,26 +44,31 @@ def tokenizer_of(reader: Any) -> Any:
 
 
 def load_processor(reader: Any) -> Any:
-    """The processor of a directory or a hub id, or the one that was passed as tokenizer; a ModelError if none."""
+    """The processor of a directory or a hub id, that from where a tokenizer was read, or the reader itself.
+
+    A ModelError says if there is none.
+    """
     if isinstance(reader, ProcessorMixin):
         return reader
-    if not isinstance(reader, str | Path):
+    name = str(reader) if isinstance(reader, str | Path) else str(getattr(reader, "name_or_path", ""))
+    if not name:
         expected, remedy = (
             "a processor, which reads images too",
             "Pass AutoProcessor.from_pretrained(...) in its place.",
         )
         raise ModelError(f"a {type(reader).__name__} for text with images", expected, remedy)
-    name = str(reader)
     processor_files(name)
     try:
         with LOADING:
             processor = _AUTO.from_pretrained(name, trust_remote_code=False)
     except UNREADABLE as failure:
-        lines = str(failure).strip()
-        missing = next((package for package in _PACKAGES if package in lines.lower()), None)
-        remedy = "Pass a processor as tokenizer=." if missing is None else f"pip install {_PACKAGES[missing]}"
+        missing = next((package for part, package in _PACKAGES.items() if part in str(failure).lower()), None)
+        if missing is not None:
+            problem = f"the processor of {name} without the package {missing}"
+            raise ModelError(problem, f"{missing}, which it reads images with", f"pip install {missing}") from failure
         problem = f"the processor of {name} cannot be read: {first_line(failure)}"
-        raise ModelError(problem, "one that AutoProcessor of transformers reads", remedy) from failure
+        expected, remedy = "one that AutoProcessor of transformers reads", "Pass a processor as tokenizer=."
+        raise ModelError(problem, expected, remedy) from failure
     if isinstance(processor, ProcessorMixin):
         return processor
     problem = f"{name} gives a {type(processor).__name__} as processor"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -334,7 +335,7 @@ def test_lines_that_cannot_be_read(messages: Path, line: str, parts: tuple[str, 
 
 
 def test_files_that_cannot_be_used(messages: Path) -> None:
-    refused(messages, f"{messages} has 4 examples", "expected 5", "Ask for at most 4", windows=5)
+    refused(messages, f"{messages} has 4 examples", "the 5 asked for", "Ask for at most 4", windows=5)
     refused(messages, "line 1 of ", "has an image behind token 3", length=3)
     refused(
         messages, f"{messages} without an image", "text file", lines=['{"messages": [{"role": "u", "content": "xy"}]}']
@@ -358,15 +359,27 @@ def test_models_that_take_no_images(messages: Path, tiny_model: Any, tiny_tokeni
     )
 
 
-def test_processors_that_are_missing_or_read_no_images(llava: Path, messages: Path, tiny_tokenizer: Any) -> None:
+def test_processors_that_are_missing_or_read_no_images(
+    llava: Path, messages: Path, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = f"{messages}:4x{LENGTH}"
     assert_refused(
         lambda: gac.allocate(llava, 0.7, calibration=text, tokenizer=tiny_tokenizer, progress=False),
         "a TokenizersBackend for text with images",
         "AutoProcessor.from_pretrained",
     )
-    (llava / "processor_config.json").write_text('{"processor_class": "PixtralProcessor"}')
-    assert_refused(lambda: load_processor(llava), f"the processor of {llava} cannot be read")
+    with monkeypatch.context() as patched:
+        without = Mock(
+            side_effect=ImportError("PixtralProcessor requires the Torchvision library but it was not found")
+        )
+        patched.setattr(AutoProcessor, "from_pretrained", without)
+        assert_refused(
+            lambda: load_processor(llava),
+            f"the processor of {llava} without the package torchvision",
+            "pip install torchvision",
+        )
+    (llava / "preprocessor_config.json").write_text('{"image_processor_type": "NoSuchImageProcessor"}')
+    assert_refused(lambda: load_processor(llava), f"the processor of {llava} cannot be read", "AutoProcessor")
     (llava / "processor_config.json").unlink()
     (llava / "preprocessor_config.json").unlink()
     assert_refused(
