@@ -148,7 +148,8 @@ def allocate(
         budget: kept fraction of the parameters of the targeted weights, in (0, 1]; 0.8 by default. Or parameters of
             the whole model, embeddings and head included: ``"6B"``.
         recipe: a recipe, or the path of one, instead of ``budget`` and the options.
-        tokenizer: a tokenizer, or where to read it; needed if none can be found for a loaded model.
+        tokenizer: a tokenizer, or where to read it; needed if none can be found for a loaded model. A processor, where
+            a calibration text has images.
         solve_again: solve the instance a second time, with HiGHS, and raise if that finds a better choice.
         check_text: a text like what the model will serve, a name, a path or documents. Its difference from the
             calibration text is logged first, with a warning if it is large. The plan predicts the loss on it too.

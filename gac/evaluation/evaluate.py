@@ -65,7 +65,7 @@ def evaluate(
         batch: windows, and requests of a task, that run at once.
         kl: measure KL divergence from ``against`` and top-1 agreement with it too. Both models are then in memory,
             else one at a time is.
-        tokenizer: of all models; None takes the first's, and refuses models of another vocabulary.
+        tokenizer: of all models, or their processor; None takes the first's, and refuses models of another vocabulary.
         progress: show bars on a terminal.
 
     Raises:
