@@ -37,9 +37,10 @@ def holds_messages(name: str) -> bool:
     with open(name, "rb") as file:
         line = next((line for line in file if line.strip()), b"")
     try:
-        return "messages" in json.loads(line)
-    except (ValueError, TypeError, RecursionError):
+        row = json.loads(line)
+    except (ValueError, RecursionError):
         return False
+    return isinstance(row, dict) and "messages" in row
 
 
 def check_takes_images(config: Any, name: str) -> None:
@@ -142,7 +143,7 @@ class _Reading:
         self._processor, self._image_token = processor, image_token
 
     def inputs(self, messages: Sequence[_Message]) -> Mapping[str, Tensor]:
-        """What the model takes: ``input_ids``, ``pixel_values`` and more."""
+        """Inputs of the model: ``input_ids``, ``pixel_values`` and more."""
         loaded = [message | {"content": [*map(self._with_image, message["content"])]} for message in messages]
         has_images = any(part["type"] == "image" for message in loaded for part in message["content"])
         kind = type(self._processor).__name__

@@ -112,7 +112,7 @@ class Windows:
 
     @property
     def sequences(self) -> TokenWindows:
-        """What the model is run on."""
+        """The windows as the model is run on them."""
         return self.ids if self.examples is None else self.examples
 
     @property

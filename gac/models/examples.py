@@ -115,7 +115,7 @@ def predicted_tokens(windows: TokenWindows) -> int:
 
 
 def sizes_of(windows: TokenWindows) -> list[float]:
-    """What each window counts for: 1 for text; the share of the padded length that is predicted, for an example."""
+    """The weight of each window: 1 for text; the share of the padded length that is predicted, for an example."""
     if isinstance(windows, Examples):
         return [len(next_tokens(window)) / (len(window.ids) - 1) for window in windows]
     return [1.0] * len(windows)

@@ -52,11 +52,8 @@ def load_processor(reader: Any) -> Any:
         return reader
     name = str(reader) if isinstance(reader, str | Path) else str(getattr(reader, "name_or_path", ""))
     if not name:
-        expected, remedy = (
-            "a processor, which reads images too",
-            "Pass AutoProcessor.from_pretrained(...) in its place.",
-        )
-        raise ModelError(f"a {type(reader).__name__} for text with images", expected, remedy)
+        problem, remedy = f"a {type(reader).__name__} for text with images", "Pass AutoProcessor.from_pretrained(...)."
+        raise ModelError(problem, "a processor, which reads images too", remedy)
     processor_files(name)
     try:
         with LOADING:

@@ -412,7 +412,13 @@ def test_messages_are_no_text_to_compare_with_or_to_heal_on(messages: Path, llav
 
 
 def test_a_file_of_lines_without_messages_is_text(tmp_path: Path) -> None:
-    for line, is_messages in (('{"text": "x"}', False), ("plain", False), (LINE, True), ("", False)):
+    for line, is_messages in (
+        ('{"text": "x"}', False),
+        ("plain", False),
+        ('"messages"', False),
+        (LINE, True),
+        ("", False),
+    ):
         (tmp_path / "file.jsonl").write_text(line)
         assert holds_messages(str(tmp_path / "file.jsonl")) is is_messages
     assert not holds_messages("wiki-sample")
