@@ -294,9 +294,11 @@ def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
     for form in (form for form in map(form_named, recipe.space.forms) if form.loss.needs_forward_runs):
         dims = [form.full(weight) - form.min_dim for weight in weights if form.shortens(weight) == "in"]
         runs = sum(dims) + (0 if form.min_dim else comb(min(len(dims), MOST), 2))
+        others = [f"--form {name}" for name in recipe.space.forms if name != form.name]
+        how = f" ({' '.join(others)})" if others else ""
         yield (
             f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, from the first layer that "
-            "changes on; leave the form out of forms= (--form) to save that"
+            f"changes on; leave the form out{how} to save that"
         )
     windows = sum(len(held_out(part.windows, part.length)) for part in texts.parts) if attended else 0
     bases = {base.name: base for form in forms for base in (form.base_form or form,) if base.loss.anchors and windows}
