@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from gac.allocation.crosscheck import verified
 from gac.allocation.decide import attach_single_gpu_comparison
@@ -135,7 +135,7 @@ def allocate(
     budget: float | str | None = None,
     *,
     recipe: Recipe | str | Path | None = None,
-    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | str | Path | None = None,
     solve_again: bool = False,
     check_text: Text | None = None,
     progress: bool = True,
@@ -148,7 +148,8 @@ def allocate(
         budget: kept fraction of the parameters of the targeted weights, in (0, 1]; 0.8 by default. Or parameters of
             the whole model, embeddings and head included: ``"6B"``.
         recipe: a recipe, or the path of one, instead of ``budget`` and the options.
-        tokenizer: a tokenizer, or where to read it; needed if none can be found for a loaded model.
+        tokenizer: a tokenizer, or where to read it; needed if none can be found for a loaded model. A processor, where
+            a calibration text has images.
         solve_again: solve the instance a second time, with HiGHS, and raise if that finds a better choice.
         check_text: a text like what the model will serve, a name, a path or documents. Its difference from the
             calibration text is logged first, with a warning if it is large. The plan predicts the loss on it too.
@@ -215,7 +216,7 @@ def frontier(
     points: Annotated[int, Most(10_000)] = 100,
     limit: str = PARAMS,
     recipe: Recipe | str | Path | None = None,
-    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | str | Path | None = None,
     progress: bool = True,
     **options: Unpack[Options],
 ) -> Frontier:
@@ -258,7 +259,7 @@ def compress(
     plan: Plan | str | Path,
     *,
     calibration: CalibrationText | None = None,
-    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | str | Path | None = None,
     dtype: torch.dtype | None = None,
     heal: CountOrZero | None = None,
     progress: bool = True,
@@ -338,7 +339,7 @@ def heal(
     dense: bool = False,
     labels: float = 0.0,
     seed: int = 0,
-    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | str | Path | None = None,
     report: str | Path | None = None,
     progress: bool = True,
 ) -> PlannedModel:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 from transformers.pytorch_utils import Conv1D
 
 from gac.checkpoint.card import export_card
@@ -44,7 +44,7 @@ def export(
     merge: bool = False,
     compressed_tensors: bool = False,
     deci: bool = False,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None,
 ) -> None:
     """Write a compressed model as one of its stock architecture, which needs no GAC and no code.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from gac.checkpoint.files import open_tensors, weight_files
 from gac.checkpoint.planned import attach_plan, planned
@@ -32,7 +32,7 @@ def save(
     model: PreTrainedModel,
     directory: str | Path,
     *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None,
     overwrite: bool = False,
     max_shard_size: Count | str = "5GB",
 ) -> None:

@@ -79,6 +79,7 @@ def evaluate(models: tuple[str, ...], texts: tuple[str, ...], **options: Any) ->
     texts = texts or (() if options["tasks"] else (SAMPLES,))
     if not texts:
         reject_options({"windows", "length", "bos"}, "with --text.")
+    from gac.measurement.images import holds_messages
     from gac.measurement.text import check_text, window_length
     from gac.models.loading import load_tokenizer
 
@@ -88,7 +89,8 @@ def evaluate(models: tuple[str, ...], texts: tuple[str, ...], **options: Any) ->
             check_text(text)
         count = options["windows"] or (f"at most {SAMPLE_WINDOWS}" if text == SAMPLES else "all")
         read = f"each of {', '.join(SAMPLE_TEXTS)}" if text == SAMPLES else text
-        work.append(f"{count} windows of {options['length'] or window_length(text):,} tokens of {read}")
+        size = f"windows of {options['length'] or window_length(text):,} tokens"
+        work.append(f"{count} {'examples' if holds_messages(text) else size} of {read}")
     work += [f"the tasks {', '.join(task_names(options['tasks']))}"] if options["tasks"] else []
     note(f"on each model {' and '.join(work)}")
     if options["tokenizer"]:

@@ -12,7 +12,7 @@ from math import exp, fsum
 from statistics import fmean
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gac.compression.apply import build_modules, changed_sites, planned_sites
 from gac.compression.rounding import store
@@ -20,6 +20,7 @@ from gac.measurement.calibration import CalibrationRun, decoder_layers, group_by
 from gac.measurement.curves import fit_layers
 from gac.measurement.runs import TOKENS, ModelRuns, sampled, window_loss
 from gac.measurement.text import Windows
+from gac.models.examples import TokenWindows, predicted_tokens
 from gac.models.families import family_of
 from gac.models.modules import frozen, input_device
 from gac.models.plain import is_in_memory
@@ -109,7 +110,7 @@ class _Text:
     """Windows of a text, its part of the calibration, and the dense model's loss on it, nats a token."""
 
     name: str
-    windows: Tensor
+    windows: TokenWindows
     share: float
     dense_loss: float
 
@@ -126,7 +127,7 @@ def _texts(run: CalibrationRun, plan: Plan, check: Windows | None) -> list[_Text
         windows = sampled(check.ids, tokens)
         with frozen(run.model), torch.no_grad():
             losses = [float(window_loss(run.model, ids, f"a window of {check.name}")) for ids in windows]
-        texts.append(_Text(check.name, windows, 0.0, fsum(losses) / (windows.numel() - len(windows))))
+        texts.append(_Text(check.name, windows, 0.0, fsum(losses) / predicted_tokens(windows)))
     return texts
 
 

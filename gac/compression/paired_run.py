@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from gac.core.errors import ModelError
-from gac.measurement.sums import parts_of
+from gac.measurement.sums import parts_at_once
+from gac.models.examples import TokenWindows, each_alone, predicting, present
 from gac.models.families import family_of
 from gac.models.layer_stack import LayerStack, StopLayerError, calling, entering, room, stop_at
-from gac.models.modules import input_device, listening, run_on, swapped
+from gac.models.modules import input_device, listening, run_window, swapped
 from gac.models.sites import Weight
 
 RIDGE = 1e-2
@@ -25,7 +26,7 @@ PLAIN = 0.02
 SETS = 12
 """Sets of hidden states that are held at most, with what lies between them."""
 TRACED = 2
-"""Windows that run through all layers, to learn their arguments and that these are alike."""
+"""Windows of text that run through all layers, to learn their arguments and that these are alike; examples all do."""
 Heard = dict[str, list[Tensor]]
 
 
@@ -102,7 +103,7 @@ class PairedRun:
     Args:
         model: a causal LM, dense; whoever calls puts compressed weights in and takes them out between the passes.
         layers: its decoder layers, in order.
-        windows: token ids, int64, shape ``(windows, tokens)``.
+        windows: token ids, int64, shape ``(windows, tokens)``, or examples.
         ways: those of its weights that write to the residual stream into it, by name.
         ends: what the compressed model has for embedding and head, by name, where it has others.
         cut: a window at which a new part begins, for what is before is summed by itself.
@@ -115,7 +116,7 @@ class PairedRun:
         self,
         model: nn.Module,
         layers: Sequence[nn.Module],
-        windows: Tensor,
+        windows: TokenWindows,
         ways: Mapping[str, ToStream],
         ends: Mapping[str, nn.Module],
         cut: int,
@@ -128,11 +129,11 @@ class PairedRun:
         self._stages: Sequence[Sequence[Weight]] = ()
         self._wrote: dict[str, dict[int, Tensor]] = {}  # by weight and part, in the compressed layer
         self._made: dict[str, dict[int, Any]] = {}  # outputs of its blocks, likewise, once their weights are fitted
-        self.parts = parts_of(len(windows), windows.shape[1], cut, input_device(model))
+        self.parts = parts_at_once(windows, cut, input_device(model))
 
     def start(self, lowest: int) -> None:
         """Run the models as far as the passes need them, which begin with layer ``lowest``: 0 with other ends."""
-        losses: list[Tensor] = []
+        losses, alike = list[Tensor](), isinstance(self._windows, Tensor)
 
         def seen(layer: int, hidden: Tensor) -> None:
             if layer == lowest:
@@ -140,13 +141,12 @@ class PairedRun:
                     needed = SETS * len(self._windows) * hidden.numel() * hidden.element_size()
                     self._on_host = hidden.device.type != "cpu" and needed > room(hidden.device)
                 losses.append(self._kept(hidden.clone()))
-            if len(losses) > TRACED or layer == len(self._layers) - 1:
+            if (len(losses) > TRACED and alike) or layer == len(self._layers) - 1:
                 raise StopLayerError
 
-        with self._stack.traced(lowest, seen):
-            for ids in self._windows:
-                with suppress(StopLayerError):
-                    run_on(self._model, ids[None])
+        for window in self._windows:
+            with self._stack.traced(lowest, seen, window), suppress(StopLayerError):
+                run_window(self._model, window)
         self._dense = [torch.cat(losses[part]) for part in self.parts]
         self._ours = self._entered() if self._ends else list(self._dense)
 
@@ -162,11 +162,13 @@ class PairedRun:
         hooks = {name: self._input_to(heard) for name, heard in read.items()}
         hooks |= {name: self._output_to(heard) for name, heard in written.items()}
         with listening(self._model, hooks):
-            for hidden in entered:
-                outputs.append(self._run(layer, hidden))
+            for index, hidden in enumerate(entered):
+                outputs.append(self._run(layer, hidden, index))
         if written:
             device = next(self._layers[layer].parameters()).device
             added = [self._ways[name].added(tensors[0].to(device)) for name, tensors in written.items()]
+            if (of_images := self._stack.added(layer, self._windows[0])) is not None:
+                added.append(of_images)
             _check_added(layer, entered[0], outputs[0], added)
         self._dense = outputs
         return Seen(entered, written, read)
@@ -183,7 +185,7 @@ class PairedRun:
             heard: list[Tensor] = []
             stopping = self._model.get_submodule(name).register_forward_pre_hook(partial(stop_at, heard))
             with stopping, self._made_once(layer, index, before), suppress(StopLayerError):
-                self._run(layer, hidden)
+                self._run(layer, hidden, index)
             if not heard or (stage[0].to_residual and any(index not in self._wrote[other] for other in before)):
                 raise ModelError(
                     f"a model that runs {name} before {', '.join(before) or 'anything is seen of it'}",
@@ -204,7 +206,7 @@ class PairedRun:
     def compressed_pass(self, layer: int) -> None:
         for index, hidden in enumerate(self._ours):
             with self._made_once(layer, index, [name for name, made in self._made.items() if index in made]):
-                self._ours[index] = self._run(layer, hidden)
+                self._ours[index] = self._run(layer, hidden, index)
         self._wrote, self._made = {}, {}
 
     @contextmanager
@@ -227,26 +229,34 @@ class PairedRun:
             yield
 
     def logits(self, windows: Iterable[int]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Those of the dense and of the compressed model, both taken through all layers, ``(tokens, vocabulary)``."""
+        """Those of the dense and of the compressed model, both taken through all layers, ``(tokens, vocabulary)``.
+
+        Of an example they are the logits of text.
+        """
         device = next(self._layers[-1].parameters()).device
         for window in windows:
             part = next(index for index, rows in enumerate(self.parts) if window < rows.stop)
             index = window - self.parts[part].start
             ids = self._windows[window]
+            rows = predicting(ids)
             dense = self._stack.logits(ids, self._dense[part][index : index + 1].to(device))
             with swapped(self._model, self._ends):
                 ours = self._stack.logits(ids, self._ours[part][index : index + 1].to(device))
-            yield dense, ours
+            yield dense[rows], ours[rows]
 
     def _entered(self) -> list[Tensor]:
         with swapped(self._model, self._ends):
-            hidden = entering(self._model, self._layers[0], torch.split(self._windows, 1))
+            hidden = entering(self._model, self._layers[0], each_alone(self._windows))
             heard = [self._kept(hidden) for hidden in hidden]
         return [torch.cat(heard[part]) for part in self.parts]
 
-    def _run(self, layer: int, hidden: Tensor) -> Tensor:
+    def _run(self, layer: int, hidden: Tensor, part: int) -> Tensor:
         device = next(self._layers[layer].parameters()).device
-        return self._kept(self._stack.run(layer, hidden.to(device)))
+        return self._kept(self._stack.run(layer, hidden.to(device), self._windows[self.parts[part].start]))
+
+    def present(self, part: int) -> slice:
+        """The rows of a part's tensors ``(tokens, ...)`` that are no padding."""
+        return present(self._windows[self.parts[part].start])
 
     def _kept(self, tensor: Tensor) -> Tensor:
         return tensor.cpu() if self._on_host else tensor

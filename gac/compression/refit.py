@@ -256,8 +256,9 @@ class _LayerWork:
                     missing = (wrote if bias is None else wrote - bias).float() + step
                 if weight.name not in sums:
                     sums[weight.name] = _Sums(x.shape[1], missing.shape[1], x.device)
-                half = int(rows.start + part.start >= half_at)
-                sums[weight.name].add(x, missing, counts[weight.name][part].flatten().to(x.device), half)
+                half, present = int(rows.start + part.start >= half_at), self.both.present(index)
+                roots = counts[weight.name][part].flatten().to(x.device)
+                sums[weight.name].add(x[present], missing[present], roots[present], half)
         return sums
 
 

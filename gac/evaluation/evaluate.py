@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from gac.checkpoint.load import open_model
 from gac.core.arguments import Count, CountOrZero
 from gac.core.errors import GacError, ModelError
-from gac.evaluation.perplexity import Sample, compare_models, dtype_of, perplexity_on, take_sample
+from gac.evaluation.perplexity import Sample, compare_models, dtype_of, perplexity_on, take_examples, take_sample
 from gac.evaluation.results import Evaluated, Evaluation, OnText
 from gac.evaluation.tasks import Suite, open_suite
 from gac.measurement.documents import Documents, Text, ordered
+from gac.measurement.images import holds_messages
 from gac.measurement.samples import SAMPLE_TEXTS, SAMPLE_WINDOWS, SAMPLES
 from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer, model_digest
 from gac.models.packaged import PACKAGED
+from gac.models.processors import tokenizer_of
 from gac.models.threads import entry_point
 from gac.runtime.storage.modules import count_parameters
 
@@ -44,7 +46,7 @@ def evaluate(
     limit: Count | None = None,
     batch: Count = 1,
     kl: bool = True,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Measure models alike, on the same tokens and tasks, one after the other.
@@ -63,7 +65,7 @@ def evaluate(
         batch: windows, and requests of a task, that run at once.
         kl: measure KL divergence from ``against`` and top-1 agreement with it too. Both models are then in memory,
             else one at a time is.
-        tokenizer: of all models; None takes the first's, and refuses models of another vocabulary.
+        tokenizer: of all models, or their processor; None takes the first's, and refuses models of another vocabulary.
         progress: show bars on a terminal.
 
     Raises:
@@ -84,9 +86,11 @@ def evaluate(
     for model in everyone:
         if isinstance(model, str | Path):
             load_config(model)  # fails early if there is no such model
-    reader = _shared_tokenizer(everyone) if tokenizer is None else tokenizer
+    reader = _shared_tokenizer(everyone) if tokenizer is None else tokenizer_of(tokenizer)
     suite = open_suite(tasks, num_fewshot, limit) if tasks else None
-    samples = [sample for each in texts for sample in _samples(each, reader, windows, length, bos)]
+    taking = windows, length, bos
+    source = named[0] if tokenizer is None else tokenizer
+    samples = [sample for each in texts for sample in _samples(each, reader, source, named[0], *taking)]
     measure = partial(_measure, tokenizer=reader, samples=samples, suite=suite, batch=batch, progress=progress)
     wide = (m.dtype == torch.float32 if isinstance(m, PreTrainedModel) else str(m) in PACKAGED for m in everyone)
     dtype = torch.float32 if any(wide) else None  # all models round activations alike
@@ -100,13 +104,25 @@ def evaluate(
 
 
 def _samples(
-    text: Text, tokenizer: Any, windows: int | Literal["all"] | None, length: int | None, bos: bool | None
+    text: Text,
+    tokenizer: Any,
+    source: Any,
+    model: ModelOrName,
+    windows: int | Literal["all"] | None,
+    length: int | None,
+    bos: bool | None,
 ) -> Iterator[Sample]:
-    """The windows of a text, or of each that ``samples`` stands for."""
+    """The windows of a text, or of each that ``samples`` stands for.
+
+    Messages with images are read by the processor of ``source``, for models like ``model``.
+    """
     count = None if windows == "all" else windows
     if isinstance(text, str) and text == SAMPLES:
         most = SAMPLE_WINDOWS if windows is None else None
         yield from (take_sample(tokenizer, name, count, length, bos, most) for name in SAMPLE_TEXTS)
+    elif isinstance(text, str) and holds_messages(text):
+        name = source.config.name_or_path if isinstance(source, PreTrainedModel) else source
+        yield take_examples(text, name, load_config(model), count, length)
     else:
         yield take_sample(tokenizer, text, count, length, bos)
 

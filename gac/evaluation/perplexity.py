@@ -1,7 +1,7 @@
 """Perplexity, and divergence of a compressed model from the dense one, by one protocol."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import exp, isfinite
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from gac.core.arguments import Count
 from gac.core.arrays import Floats
@@ -19,15 +19,19 @@ from gac.core.errors import ModelError, TextError
 from gac.core.progress import progress_bar
 from gac.evaluation.results import Divergence, Perplexity
 from gac.measurement.documents import Documents, Text
+from gac.measurement.images import check_takes_images, holds_messages
 from gac.measurement.text import (
     Windows,
     check_positions,
     check_vocabulary,
     evaluation_windows,
+    example_windows,
     text_names,
     window_length,
 )
-from gac.models.modules import frozen
+from gac.models.examples import Examples, TokenWindows, next_tokens, predicted_tokens
+from gac.models.modules import frozen, run_on
+from gac.models.processors import load_processor, tokenizer_of
 from gac.models.threads import entry_point
 from gac.plan.plan import Plan
 
@@ -44,18 +48,23 @@ class Sample:
 
     @property
     def tokens(self) -> int:
-        """The number of predicted tokens: all but the first of each window."""
-        return len(self.cut) * (self.cut.length - 1)
+        """The number of predicted tokens: all but the first of each window; of examples with images, those of text."""
+        return predicted_tokens(self.cut.sequences)
 
     @property
     def protocol(self) -> str:
         cut = self.cut
-        size = f"{len(cut)} windows x {cut.length}{'' if cut.complete else ' in even steps'}"
+        steps = "" if cut.complete else " in even steps"
+        if cut.examples is not None:
+            return f"{cut.name}, {len(cut)} examples of at most {cut.length} tokens{steps}, text given the images"
+        size = f"{len(cut)} windows x {cut.length}{steps}"
         return f"{cut.name}, {size} from token {cut.start}, non-overlapping, {cut.head}"
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a model whose plan was calibrated on one of the documents, or that lacks a token or positions."""
         check_positions(model, self.cut.length, "windows")
+        if self.cut.examples is not None:
+            check_takes_images(model.config, self.cut.name)
         plan = getattr(model, "gac_plan", None)
         if self.documents is not None and isinstance(plan, Plan):
             known, digests = set(plan.documents), self.documents.digests
@@ -93,6 +102,20 @@ def take_sample(
     return Sample(evaluation_windows(text, tokenizer, windows, length, bos, most), documents)
 
 
+def take_examples(path: str, reader: Any, config: Any, windows: int | None, length: int | None) -> Sample:
+    """Read a file of messages with images, for a model of this config whose processor ``reader`` is or names."""
+    check_takes_images(config, path)
+    return Sample(example_windows(path, load_processor(reader), config, windows, length))
+
+
+def _sample_for(
+    model: PreTrainedModel, tokenizer: Any, text: Text, windows: int | None, length: int | None, bos: bool | None
+) -> Sample:
+    if isinstance(text, str) and holds_messages(text):
+        return take_examples(text, tokenizer, model.config, windows, length)
+    return take_sample(tokenizer_of(tokenizer), text, windows, length, bos)
+
+
 def dtype_of(model: PreTrainedModel) -> str:
     return str(model.dtype).removeprefix("torch.")
 
@@ -100,7 +123,7 @@ def dtype_of(model: PreTrainedModel) -> str:
 @entry_point()
 def perplexity(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin,
     text: Text = "wiki-sample",
     *,
     windows: Count | None = None,
@@ -116,6 +139,7 @@ def perplexity(
     by the protocols of published figures (GPTQ, SVD-LLM).
 
     Args:
+        tokenizer: the model's; its processor, where the text is a file of messages with images.
         text: a named source (its evaluation part), a path to a UTF-8 file, the text itself, or documents.
         windows: their number, evenly spaced in the text; None takes every full window.
         length: tokens of a window; None takes 2048 for ``wikitext2`` and ``c4``, as published figures do, else 1024.
@@ -129,14 +153,15 @@ def perplexity(
             another model's or has no BOS.
         ModelError: the loss of a window is NaN or infinite, or windows are longer than the model has positions.
     """
-    return perplexity_on(model, take_sample(tokenizer, text, windows, length, bos), batch, progress)
+    sample = _sample_for(model, tokenizer, text, windows, length, bos)
+    return perplexity_on(model, sample, batch, progress)
 
 
 @entry_point()
 def divergence(
     model: PreTrainedModel,
     reference: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin,
     text: Text = "wiki-sample",
     *,
     windows: Count | None = None,
@@ -157,7 +182,7 @@ def divergence(
         TextError: as for ``perplexity``.
         ModelError: the vocabularies differ, or a result is NaN or infinite.
     """
-    sample = take_sample(tokenizer, text, windows, length, bos)
+    sample = _sample_for(model, tokenizer, text, windows, length, bos)
     return compare_models(model, reference, sample, batch, progress)[2]
 
 
@@ -214,16 +239,30 @@ def _sums(
             stack.enter_context(frozen(model))
         stack.enter_context(torch.no_grad())
         bar = stack.enter_context(progress_bar(title, "window", windows, shown=progress, leave=False))
-        for first in range(0, windows, batch):
-            ids = sample.cut.ids[first : first + batch]
-            outputs = (model(input_ids=ids.to(model.device), use_cache=False) for model in models)
-            values = [each.tolist() for each in measure(ids[:, 1:], *(out.logits[:, :-1] for out in outputs))]
+        first = 0
+        for targets, logits in _batches(models, sample.cut.sequences, batch):
+            values = [each.tolist() for each in measure(targets, *logits)]
             for offset, loss in ((offset, loss) for window in values for offset, loss in enumerate(window)):
                 if not isfinite(loss):
                     raise _not_finite(f"the loss of window {first + offset} is {loss}", "a finite loss")
             total = total + np.array([sum(window) for window in values])
-            bar.update(len(ids))
+            first += len(targets)
+            bar.update(len(targets))
     return total.tolist()  # type: ignore[no-any-return]
+
+
+def _batches(
+    models: Sequence[PreTrainedModel], windows: TokenWindows, batch: int
+) -> Iterator[tuple[Tensor, Iterator[Tensor]]]:
+    """The next tokens of each batch, and each model's logits of their positions; examples are run one by one."""
+    if isinstance(windows, Examples):
+        for example in windows:
+            logits = (run_on(model, example).logits[:, example.predicting] for model in models)
+            yield next_tokens(example)[None], logits
+        return
+    for ids in torch.split(windows, batch):
+        outputs = (model(input_ids=ids.to(model.device), use_cache=False) for model in models)
+        yield ids[:, 1:], (output.logits[:, :-1] for output in outputs)
 
 
 def _perplexity_of(loss: float, sample: Sample, model: PreTrainedModel) -> Perplexity:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gac.core.errors import PlanError, TextError
 from gac.measurement.documents import DEFAULT_LENGTH, Documents, ordered
+from gac.measurement.images import holds_messages
 from gac.measurement.own_text import WINDOWS
 from gac.measurement.text import (
     SELF,
@@ -100,7 +101,10 @@ def calibrated_text(windows: Windows, loaded: Loaded, bos: bool | None, document
 
     Of documents these are only the ``windows`` themselves. A TextError says if they are too few.
     """
-    parts = windows.texts or (windows,)
+    parts = [part for part in windows.texts or (windows,) if part.examples is None]
+    if not parts:
+        remedy = "Heal later, on a text: gac.heal(..., text='wiki-sample')."
+        raise TextError(f"{windows.name}, with images, to heal on", "text alone", remedy)
     complete = [
         every_window(part.name, loaded.tokenizer, windows.length, bos)
         if part.name != SELF and is_text(part.name)
@@ -226,7 +230,11 @@ def _requests(text: CalibrationText | None, plan: Plan) -> list[_Request]:
         remedy = "Pass one: gac.heal(..., text=documents)."
         raise PlanError(f"a plan calibrated on {planned.text}", "a text to heal on", remedy)
     else:
-        items = tuple(part.text for part in planned.texts if part.text != SELF) if plan.measured.predicted else ()
+        items = (
+            tuple(part.text for part in planned.texts if part.text != SELF and not holds_messages(part.text))
+            if plan.measured.predicted
+            else ()
+        )
         items = items or ("wiki-sample",)
     return [_Request.parse(item, length) for item in items]
 

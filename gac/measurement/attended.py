@@ -28,6 +28,7 @@ from transformers import AttentionInterface
 from gac.core.errors import ModelError
 from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
 from gac.measurement.sums import RunningSums, first_half
+from gac.models.examples import TokenWindows, sizes_of
 from gac.models.sites import Weight
 from gac.runtime.latents.attention import own_interface
 
@@ -60,10 +61,10 @@ def held_out(windows: int, length: int) -> list[int]:
     return [(2 * index + 1) * windows // (2 * count) for index in range(count)]
 
 
-def seen_windows(windows: int, half: int, out: Collection[int]) -> list[int]:
-    """Count the windows of each half of the text that are not held out; ``half`` windows are in the first."""
-    halves = [range(half), range(half, windows)]
-    return [sum(window not in out for window in part) for part in halves if part]
+def seen_windows(sizes: Sequence[float], half: int, out: Collection[int]) -> list[float]:
+    """Sum the sizes of the windows in each half of the text that are not held out; ``half`` are in the first."""
+    halves = [range(half), range(half, len(sizes))]
+    return [sum(sizes[window] for window in part if window not in out) for part in halves if part]
 
 
 def cached_weights(weights: Iterable[Weight]) -> list[Weight]:
@@ -73,11 +74,11 @@ def cached_weights(weights: Iterable[Weight]) -> list[Weight]:
 class AttendedSums(RunningSums):
     """The sums of one layer's keys and values, without the windows that are held out; see ``MomentSums``."""
 
-    def __init__(self, weights: Sequence[Weight], shape: Sequence[int], first: int) -> None:
-        windows, self._length = shape
+    def __init__(self, weights: Sequence[Weight], text: TokenWindows, first: int) -> None:
+        windows, self._length = text.shape
         self._weights, self._window, self._half = cached_weights(weights), first, first_half(windows)
         self._held_out = held_out(windows, self._length)
-        self._counts = seen_windows(windows, self._half, self._held_out)
+        self._counts = seen_windows(sizes_of(text), self._half, self._held_out)
         sizes = {"inputs": "in_features", "gradients": "out_features"}
         super().__init__(
             {
@@ -270,6 +271,12 @@ class _Call:
     def check(self, name: str, output: Tensor) -> None:
         """Refuse an attention, called ``name``, whose last queries mixed something else than is computed here."""
         rows = slice(max(0, output.shape[1] - 16), output.shape[1])
+        if isinstance(self.mask, Tensor) and self.mask.ndim == 4 and self._seen_early():
+            raise ModelError(
+                f"attention {name}, in which tokens of an image attend to later ones",
+                "attention to tokens before alone, with the form latent",
+                "Leave the form latent out, or calibrate on text.",
+            )
         with torch.no_grad():
             mixed = (self._shares(rows)[0] @ self._of_queries(self.value, rows)).transpose(1, 2)
         off = float((mixed - output[:, rows].float()).norm() / mixed.norm().clamp_min(1e-30))
@@ -279,6 +286,10 @@ class _Call:
                 "softmax attention over all tokens before, or those of a window, with a mask that is a tensor",
                 "Leave the form latent out, or load the model with attn_implementation='sdpa' or 'eager'.",
             )
+
+    def _seen_early(self) -> bool:
+        visible = self.mask if self.mask.dtype == torch.bool else self.mask > torch.finfo(self.mask.dtype).min / 2
+        return bool(visible.triu(1).any())
 
 
 def _by_block(tensor: Tensor, weights: Tensor, of: Tensor, size: int) -> Tensor:

@@ -47,7 +47,8 @@ from gac.measurement.store import (
     temporary_store,
     write_tensors,
 )
-from gac.measurement.sums import MomentSums, first_half, noise_name, parts_of
+from gac.measurement.sums import MomentSums, first_half, noise_name, parts_at_once
+from gac.models.examples import TokenWindows, predicted_tokens
 from gac.models.loading import read_parameter
 from gac.models.modules import input_device, listening
 from gac.models.sites import Site, Weight
@@ -85,7 +86,7 @@ class CalibrationRun:
 
     Attributes:
         model: a causal LM; runs on the devices it is on, its parameters are left alone.
-        windows: calibration token ids, int64, shape ``(windows, tokens)``.
+        windows: calibration token ids, int64, shape ``(windows, tokens)``, or examples.
         store: where finished layers are kept and found again; the default is deleted with the run.
         source: streams the moments of some sites' layers for a run as ``stream_moments`` does; None takes that.
         ranks: the processes that measure together, each with the whole model and text. They share the store.
@@ -95,7 +96,7 @@ class CalibrationRun:
     """
 
     model: nn.Module
-    windows: Tensor
+    windows: TokenWindows
     method: Method
     store: StatisticsStore = field(default_factory=temporary_store)
     progress: bool = True
@@ -234,19 +235,19 @@ def _measure(
     ends = {min(measured) for turn in turns if (measured := [layer for layer in turn if layer in weights])}
     cut, parts = first_half(len(windows)) - rows.start, None
     if not run.attended:  # attention is heard one window after the other
-        parts = parts_of(count, windows.shape[1], cut, input_device(model))
+        parts = parts_at_once(windows[rows], cut, input_device(model))
     backward = LayerwiseBackward(model, layers, windows[rows], lowest, rows.start, parts)
     with progress_bar("calibrating", "window", 0, shown=run.progress) as bar:
         bar.reset(count * (len(layers) + 1))
         backward.start(_with_eta(bar.update, count, len(layers), lowest) if run.progress else bar.update)
         # The first token of a window is not predicted.
-        loss = ranks.total(backward.loss) / (windows.numel() - len(windows))
+        loss = ranks.total(backward.loss) / predicted_tokens(windows)
         last = _restore(run, backward, max(weights))
         bar.reset(count * (last - lowest + 1))
         saved, settled = time.monotonic(), True
         for layer in range(last, lowest - 1, -1):
-            sums = MomentSums(weights.get(layer, ()), run.method.power, windows.shape, rows.start, run.readers)
-            attended = AttendedSums(weights.get(layer, ()) if run.attended else (), windows.shape, rows.start)
+            sums = MomentSums(weights.get(layer, ()), run.method.power, windows, rows.start, run.readers)
+            attended = AttendedSums(weights.get(layer, ()) if run.attended else (), windows, rows.start)
             with listening(model, sums.hooks), attended.listening(model):
                 backward.through(layer, bar.update)
             if layer in weights:

@@ -73,10 +73,10 @@ def _divergence(run: CalibrationRun, modules: Mapping[str, nn.Module]) -> Tensor
     """Run window by window, so that two sets of predictions are alive at most; float64."""
     windows, losses = sampled(run.windows), []
     with frozen(run.model), torch.no_grad():
-        for ids in progress_bar("rounding the head", "window", steps=windows, shown=run.progress):
-            dense = predicted(run.model, ids)
+        for window in progress_bar("rounding the head", "window", steps=windows, shown=run.progress):
+            dense = predicted(run.model, window)
             with swapped(run.model, modules):
-                losses.append(diverged(dense, predicted(run.model, ids)))
+                losses.append(diverged(dense, predicted(run.model, window)))
     loss = torch.stack(losses).double().mean().clamp_min(0)
     check_measured(loss, "the divergence with embedding and head rounded is not finite", "a finite one")
     return loss

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.measurement.runs import drawn_loss
+from gac.models.examples import TokenWindow, TokenWindows
 from gac.models.layer_stack import LayerStack, room
 from gac.models.modules import frozen
 from gac.models.streaming import on_its_device
@@ -33,7 +34,7 @@ class LayerwiseBackward:
     Args:
         model: a causal LM.
         layers: its decoder layers, in order.
-        windows: token ids, int64, shape ``(windows, tokens)``.
+        windows: token ids, int64, shape ``(windows, tokens)``, or examples, each of which is a part.
         lowest: the last layer that ``through`` will be asked for.
         first: the number of the first of these windows among all of the text.
         parts: the windows that run through a layer at once; None: each by itself.
@@ -48,7 +49,7 @@ class LayerwiseBackward:
         self,
         model: nn.Module,
         layers: Sequence[nn.Module],
-        windows: Tensor,
+        windows: TokenWindows,
         lowest: int,
         first: int = 0,
         parts: Sequence[slice] | None = None,
@@ -71,8 +72,8 @@ class LayerwiseBackward:
         losses = []
         with frozen(self._model), on_its_device(self._model, self._layers):
             self.gradients = self._outputs(tick)  # where gradients come in the place of each window's
-            for window, ids in enumerate(self._windows):
-                losses.append(self._to_loss(window, ids))
+            for number, window in enumerate(self._windows):
+                losses.append(self._to_loss(number, window))
                 tick()
         self.loss = torch.stack(losses).double().sum()
 
@@ -82,7 +83,7 @@ class LayerwiseBackward:
             for part in self._parts:
                 gradient = self.gradients[part]
                 hidden = inputs[part].to(gradient.device).detach().requires_grad_(True)
-                output = self._stack.run(layer, hidden)
+                output = self._stack.run(layer, hidden, self._windows[part.start])
                 output.backward(gradient.to(output.device))  # type: ignore[no-untyped-call]
                 assert hidden.grad is not None
                 gradient.copy_(hidden.grad)
@@ -98,7 +99,7 @@ class LayerwiseBackward:
             with on_its_device(layer):
                 result = hidden
                 for part in self._parts:
-                    output = self._stack.run(index, hidden[part])
+                    output = self._stack.run(index, hidden[part], self._windows[part.start])
                     if result.dtype != output.dtype:
                         result = torch.empty_like(hidden, dtype=output.dtype)
                     result[part] = output
@@ -119,14 +120,14 @@ class LayerwiseBackward:
         for layer in range(self._lowest, len(self._layers), every):
             self._states[layer] = torch.empty(shape, dtype=hidden.dtype, device=device)
 
-    def _to_loss(self, window: int, ids: Tensor) -> Tensor:
-        hidden = self.gradients[window].unsqueeze(0).detach().requires_grad_(True)
+    def _to_loss(self, row: int, window: TokenWindow) -> Tensor:
+        hidden = self.gradients[row].unsqueeze(0).detach().requires_grad_(True)
         with torch.enable_grad(), self._stack.ending(hidden):
-            number = self._first + window
-            loss, drawn = drawn_loss(self._model, ids, f"calibration window {number}", seed=number)
+            number = self._first + row
+            loss, drawn = drawn_loss(self._model, window, f"calibration window {number}", seed=number)
         drawn.backward()  # type: ignore[no-untyped-call]
         assert hidden.grad is not None
-        self.gradients[window] = hidden.grad[0]
+        self.gradients[row] = hidden.grad[0]
         return loss
 
     def _inputs_of(self, layer: int) -> Tensor:
@@ -142,7 +143,7 @@ class LayerwiseBackward:
                 for part in self._parts:
                     hidden = states[part].to(self.gradients.device)
                     for index in range(nearest, layer):
-                        hidden = self._stack.run(index, hidden)
+                        hidden = self._stack.run(index, hidden, self._windows[part.start])
                         self._states[index + 1][part] = hidden
         return self._states.pop(layer)
 

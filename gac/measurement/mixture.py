@@ -25,7 +25,8 @@ def mixed(texts: Sequence[_Tensors], windows: Sequence[Sequence[int]], weights: 
         weights: what each token of a text counts.
     """
     losses = torch.tensor([float(text.pop("loss")) for text in texts], dtype=torch.float64)
-    shares = torch.tensor([weight * len(of) for weight, of in zip(weights, windows, strict=True)]).double()
+    full = [float(text["windows"].sum()) for text in texts]
+    shares = torch.tensor([weight * count for weight, count in zip(weights, full, strict=True)]).double()
     mixture = {"losses": losses, "loss": (losses @ shares) / shares.sum()}
     by_window = {"": _weighted(texts, "windows", weights)}
     if "attended-windows" in texts[0]:

@@ -16,9 +16,18 @@ from torch.nn.functional import cross_entropy, nll_loss
 
 from gac.core.linalg import check_measured
 from gac.forms.curvature.metric import Moments
+from gac.models.examples import (
+    IGNORED,
+    TokenWindow,
+    TokenWindows,
+    labels_of,
+    next_tokens,
+    predicting,
+    present,
+)
 from gac.models.layer_stack import LayerStack
 from gac.models.linears import read_weight
-from gac.models.modules import frozen, listening, run_on, swapped
+from gac.models.modules import frozen, listening, run_window, swapped
 from gac.models.sites import Weight
 
 TOKENS = 4096
@@ -31,37 +40,40 @@ DIFFERS = 0.5
 """The distance of a text's loss from the divergence, as a share of it: about the spread that was measured."""
 
 
-def window_loss(model: nn.Module, ids: Tensor, what: str = "a calibration window") -> Tensor:
-    """The summed token loss of one window in nats, ids ``(tokens,)``; the first token is not predicted.
+def window_loss(model: nn.Module, window: TokenWindow, what: str = "a calibration window") -> Tensor:
+    """The summed token loss of one window in nats; the first token is not predicted.
 
     ``what`` names the window in the error that the loss is not finite.
     """
-    logits = _logits(model, ids)
-    loss = cross_entropy(logits, ids[1:].to(logits.device), reduction="sum")
+    logits = run_window(model, window).logits[0, :-1].float()
+    loss = cross_entropy(logits, labels_of(window).to(logits.device), reduction="sum")
     check_measured(loss, f"the loss of {what} is {loss.item()}", "a finite loss")
     return loss
 
 
-def drawn_loss(model: nn.Module, ids: Tensor, what: str, seed: int) -> tuple[Tensor, Tensor]:
+def drawn_loss(model: nn.Module, window: TokenWindow, what: str, seed: int) -> tuple[Tensor, Tensor]:
     """The summed token loss of one window, and that under labels which the model itself draws; nats, both.
 
     E[g g^T] over gradients of the second is the Fisher matrix; over those of the first, the empirical one, which fits
     the text that it is measured on (K-FAC, arXiv 1503.05671, section 5). The same ``seed`` draws the same labels on the
     same kind of device.
     """
-    logits: Tensor = run_on(model, ids[None]).logits[0]
+    logits: Tensor = run_window(model, window).logits[0]
+    labels = labels_of(window).to(logits.device)
     with torch.no_grad():  # in one copy of the logits that is changed in place: on a CPU new memory costs most here
         chances = logits.float().log_softmax(-1)
-        observed = nll_loss(chances[:-1], ids[1:].to(logits.device), reduction="sum")
+        observed = nll_loss(chances[:-1], labels, reduction="sum")
         check_measured(observed, f"the loss of {what} is {observed.item()}", "a finite loss")
         dice = torch.Generator(chances.device).manual_seed(seed)
         gradient = chances.exp_()
         upto = gradient[:-1].cumsum(-1)  # torch.multinomial takes longer on a CPU than the rest of the loss
         thresholds = torch.rand(len(upto), 1, generator=dice, dtype=upto.dtype, device=upto.device) * upto[:, -1:]
         drawn = torch.searchsorted(upto, thresholds, right=True).clamp_max(upto.shape[1] - 1)
-        loss = -gradient[:-1].gather(1, drawn).log().sum()
+        counts = labels != IGNORED
+        loss = -gradient[:-1].gather(1, drawn)[counts].log().sum()
         gradient[:-1].scatter_add_(1, drawn, -torch.ones_like(thresholds))
         gradient[-1] = 0
+        gradient[:-1][~counts] = 0
     known: Tensor = _WithGradient.apply(logits, loss, gradient.to(logits.dtype))  # type: ignore[no-untyped-call]
     return observed, known
 
@@ -79,23 +91,18 @@ class _WithGradient(torch.autograd.Function):
         return ctx.gradient if slope == 1 else ctx.gradient * slope, None, None
 
 
-def _logits(model: nn.Module, ids: Tensor) -> Tensor:
-    logits: Tensor = run_on(model, ids[None]).logits[0, :-1]
-    return logits.float()
-
-
-def sampled(windows: Tensor, tokens: int | None = None) -> Tensor:
+def sampled(windows: TokenWindows, tokens: int | None = None) -> TokenWindows:
     """Take windows in even steps, with so many tokens in all, one at least; ``TOKENS`` where none are named."""
     return windows[:: _step(windows, tokens or TOKENS)]
 
 
-def _step(windows: Tensor, tokens: int) -> int:
+def _step(windows: TokenWindows, tokens: int) -> int:
     return -(-len(windows) * windows.shape[1] // tokens)
 
 
-def predicted(model: nn.Module, ids: Tensor) -> Tensor:
-    """Log-probabilities of every next token, ``(tokens, vocabulary)``, float32."""
-    logits: Tensor = run_on(model, ids[None]).logits[0]
+def predicted(model: nn.Module, window: TokenWindow) -> Tensor:
+    """Log-probabilities of every next token of text, ``(positions, vocabulary)``, float32."""
+    logits: Tensor = run_window(model, window).logits[0, predicting(window)]
     return logits.float().log_softmax(-1)
 
 
@@ -117,8 +124,8 @@ class ModelRuns:
     Args:
         model: a causal LM, dense.
         layers: its decoder layers, in order.
-        windows: calibration token ids, int64, shape ``(windows, tokens)``. ``TOKENS`` of them are kept ready, in even
-            steps; the others are run where those do not tell enough.
+        windows: calibration token ids, int64, shape ``(windows, tokens)``, or examples. ``TOKENS`` of them are kept
+            ready, in even steps; the others are run where those do not tell enough.
         weights: those among them that write from a block have their mean outputs taken.
         every: all windows are kept ready.
     """
@@ -127,7 +134,7 @@ class ModelRuns:
         self,
         model: nn.Module,
         layers: Sequence[nn.Module],
-        windows: Tensor,
+        windows: TokenWindows,
         weights: Sequence[Weight],
         every: bool = False,
     ) -> None:
@@ -140,9 +147,9 @@ class ModelRuns:
         self._dense_losses: dict[int, float] = {}
         self._states: list[list[Tensor]] = [[] for _ in layers]
         self._means: dict[str, Tensor] = {}
-        hooks = {weight.name: self._add_mean(weight.name) for weight in weights if weight.block == "in"}
-        with frozen(model), torch.no_grad(), self._stack.traced(0, self._keep), listening(model, hooks):
-            self._dense = [predicted(model, ids) for ids in self._windows]
+        names = [weight.name for weight in weights if weight.block == "in"]
+        with frozen(model), torch.no_grad():
+            self._dense = [self._traced(window, names) for window in self._windows]
 
     def mean_output(self, weight: Weight) -> Tensor:
         """Of a weight that writes, over all tokens, shape ``(out,)``, in the model's dtype."""
@@ -167,10 +174,10 @@ class ModelRuns:
         """
         by_window = self.measured(modules)
         distance, losses = float(by_window[:, 0].mean()), by_window[:, 1].tolist()
-        for window, ids in enumerate(self._others):
+        for number, window in enumerate(self._others):
             if _standard_error(losses) <= max(SURE, SURE_SHARE * distance):
                 break
-            losses.append(self._text_loss(window, ids, modules))
+            losses.append(self._text_loss(number, window, modules))
         bias, noise = (DIFFERS * distance) ** 2, _standard_error(losses) ** 2
         return max(0.0, distance + bias / (bias + noise) * (fmean(losses) - distance)) if bias else 0.0
 
@@ -183,28 +190,34 @@ class ModelRuns:
         check_measured(mean, f"the divergence without {names} is {mean.item()}", "a finite one")
         return by_window
 
-    def _changed(self, window: int, lowest: int) -> Tensor:
-        hidden, ids = self._states[lowest][window], self._windows[window]
+    def _changed(self, number: int, lowest: int) -> Tensor:
+        hidden, window = self._states[lowest][number], self._windows[number]
         for layer in range(lowest, len(self._states)):
-            hidden = self._stack.run(layer, hidden)
-        dense, changed = self._dense[window], self._stack.logits(ids, hidden).float().log_softmax(-1)
-        labels = ids[1:, None].to(changed.device)
-        return torch.stack([diverged(dense, changed), (dense - changed)[:-1].gather(1, labels).mean()])
+            hidden = self._stack.run(layer, hidden, window)
+        dense, logits = self._dense[number], self._stack.logits(window, hidden)[predicting(window)]
+        changed, labels = logits.float().log_softmax(-1), next_tokens(window).to(logits.device)
+        loss = (dense - changed)[: len(labels)].gather(1, labels[:, None]).mean()
+        return torch.stack([diverged(dense, changed), loss])
 
-    def _text_loss(self, window: int, ids: Tensor, modules: Mapping[str, nn.Module]) -> float:
+    def _text_loss(self, number: int, window: TokenWindow, modules: Mapping[str, nn.Module]) -> float:
         with frozen(self.model), torch.no_grad():
-            if window not in self._dense_losses:
-                self._dense_losses[window] = float(window_loss(self.model, ids))
+            if number not in self._dense_losses:
+                self._dense_losses[number] = float(window_loss(self.model, window))
             with swapped(self.model, modules):
-                changed = window_loss(self.model, ids, f"a calibration window without {', '.join(modules)}")
-        return (float(changed) - self._dense_losses[window]) / (len(ids) - 1)
+                changed = window_loss(self.model, window, f"a calibration window without {', '.join(modules)}")
+        return (float(changed) - self._dense_losses[number]) / len(next_tokens(window))
+
+    def _traced(self, window: TokenWindow, names: Sequence[str]) -> Tensor:
+        hooks = {name: self._add_mean(name, window) for name in names}
+        with self._stack.traced(0, self._keep, window), listening(self.model, hooks):
+            return predicted(self.model, window)
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
         self._states[layer].append(hidden.detach())
 
-    def _add_mean(self, name: str) -> Any:
+    def _add_mean(self, name: str, window: TokenWindow) -> Any:
         def add(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            mean = output.detach().float().flatten(0, -2).mean(0) / len(self._windows)
+            mean = output.detach().float().flatten(0, -2)[present(window)].mean(0) / len(self._windows)
             self._means[name] = self._means[name] + mean if name in self._means else mean
 
         return add

@@ -11,7 +11,7 @@ from math import comb, inf
 from pathlib import Path
 
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from gac.core.arrays import Floats
 from gac.core.distributed.ranks import ALONE, Ranks
@@ -36,14 +36,15 @@ from gac.measurement.curves import ModelCurves, measure_curves
 from gac.measurement.documents import Text
 from gac.measurement.embeddings import check_embeddings, measure_head
 from gac.measurement.expected import expected_curves, expected_error, expected_share
+from gac.measurement.images import check_takes_images
 from gac.measurement.joint_losses import MOST
 from gac.measurement.moments import LayerMoments
 from gac.measurement.own_text import FOLDER, sampled_windows
 from gac.measurement.runs import TOKENS
 from gac.measurement.similarity import check_windows, compare_texts
 from gac.measurement.store import StatisticsStore
-from gac.measurement.text import SELF, TextSpec, Windows, check_positions, check_vocabulary
-from gac.measurement.texts import CalibrationText, Texts, is_sampled
+from gac.measurement.text import SELF, TextSpec, Windows, check_positions, check_vocabulary, example_windows
+from gac.measurement.texts import CalibrationText, Part, Texts, has_messages, is_sampled
 from gac.measurement.weight_measurements import measure_weights
 from gac.models.basis import Rotation
 from gac.models.families import family_of
@@ -51,6 +52,7 @@ from gac.models.linears import check_sizes
 from gac.models.loading import Loaded, default_device, load_config, load_model, model_digest, read_parameter
 from gac.models.modules import input_device
 from gac.models.plain import check_frequencies, check_in_memory, check_one_dtype, check_plain
+from gac.models.processors import load_processor
 from gac.models.rotation import rotated, rotates_freely
 from gac.models.sites import Site
 from gac.plan.evidence import Calibration, CalibrationPart, Measured
@@ -99,7 +101,7 @@ def measuring(
     model: PreTrainedModel | str | Path,
     resolved: ResolvedRecipe,
     texts: Texts,
-    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | str | Path | None = None,
     *,
     first_shot: FirstShot,
     needs: str | None = None,
@@ -238,7 +240,7 @@ def calibration_runs(
             for text, weight in zip(windows.texts, counts, strict=True)
         )
         store = _store(f"{start} {windows.digest} {end}{suffix}{weighted}")
-        return CalibrationRun(loaded.model, windows.ids, method, store, progress, ranks=this_run(), texts=texts)
+        return CalibrationRun(loaded.model, windows.sequences, method, store, progress, ranks=this_run(), texts=texts)
 
     def two_shots(weights: Sequence[float]) -> CalibrationRun:
         dense, run = run_of(weights), run_of(weights, f", gradients at {FIRST_KEPT}")
@@ -292,9 +294,11 @@ def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
     for form in (form for form in map(form_named, recipe.space.forms) if form.loss.needs_forward_runs):
         dims = [form.full(weight) - form.min_dim for weight in weights if form.shortens(weight) == "in"]
         runs = sum(dims) + (0 if form.min_dim else comb(min(len(dims), MOST), 2))
+        others = [f"--form {name}" for name in recipe.space.forms if name != form.name]
+        how = f" ({' '.join(others)})" if others else ""
         yield (
             f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, from the first layer that "
-            "changes on; leave the form out of forms= (--form) to save that"
+            f"changes on; leave the form out{how} to save that"
         )
     windows = sum(len(held_out(part.windows, part.length)) for part in texts.parts) if attended else 0
     bases = {base.name: base for form in forms for base in (form.base_form or form,) if base.loss.anchors and windows}
@@ -310,7 +314,7 @@ def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
 
 def load_dense_model(
     model: PreTrainedModel | str | Path,
-    tokenizer: PreTrainedTokenizerBase | str | Path | None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | str | Path | None,
     targeted: Sequence[Site] = (),
     stream: bool = False,
 ) -> Loaded:
@@ -430,16 +434,25 @@ def cut_windows(
 ) -> Windows:
     """Cut the windows of texts. The model writes text ``self``, once: it is kept by ``digest``, that of the weights.
 
+    Its processor reads messages with images.
+
     A GacError says if the model cannot write text, or lacks positions or token ids.
     """
 
-    def sample(windows: int, length: int) -> Windows:
+    def special(part: Part) -> Windows | None:
+        if has_messages(part):
+            config = loaded.model.config
+            check_takes_images(config, part.name)
+            processor = load_processor(loaded.reader)
+            return example_windows(part.name, processor, config, part.windows, part.length, seed, bos)
+        if not is_sampled(part):
+            return None
         check_in_memory(loaded.model, f", with text {SELF!r}", "where it writes text", ", or name another text")
-        check_positions(loaded.model, length, "calibration windows")
+        check_positions(loaded.model, part.length, "calibration windows")
         source = loaded.model, loaded.tokenizer, digest, seed
-        return sampled_windows(*source, this_run(), progress, windows, length, with_bos=bos)
+        return sampled_windows(*source, this_run(), progress, part.windows, part.length, with_bos=bos)
 
-    windows = texts.cut(loaded.tokenizer, seed, bos, sample)
+    windows = texts.cut(loaded.tokenizer, seed, bos, special)
     check_positions(loaded.model, windows.length, "calibration windows")
     check_vocabulary(windows, loaded.model)
     return windows

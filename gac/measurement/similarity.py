@@ -45,6 +45,9 @@ def compare_texts(
         TextError: the check text is calibrated on, cannot be read or is too short, or there is one calibration window.
         ModelError: a loss is not finite.
     """
+    if windows.examples is not None:
+        problem = f"a check text beside {windows.name}, with images"
+        raise TextError(problem, "calibration text without images", "Leave the check text out.")
     other, sample = check_windows(model, tokenizer, texts, windows, check), _spaced(windows)
     names = [weight.name for site in sites for weight in site.weights]
     bar = progress_bar("comparing texts", "window", len(sample) + len(other), shown=progress, leave=False)

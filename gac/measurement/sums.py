@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gac.core.distributed.ranks import Ranks
 from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
+from gac.models.examples import Example, Examples, TokenWindows, sizes_of
 from gac.models.sites import Weight
 from gac.runtime.storage.eight_bits import READERS
 
@@ -28,6 +29,13 @@ def parts_of(windows: int, length: int, cut: int, device: torch.device) -> list[
     step = max(1, (CPU_TOKENS if device.type == "cpu" else TOKENS) // length)
     ends = sorted({0, min(max(cut, 0), windows), windows})
     return [slice(at, min(at + step, end)) for start, end in pairwise(ends) for at in range(start, end, step)]
+
+
+def parts_at_once(windows: TokenWindows, cut: int, device: torch.device) -> list[slice]:
+    """``parts_of`` these windows; examples run one by one."""
+    if isinstance(windows, Examples):
+        return [slice(number, number + 1) for number in range(len(windows))]
+    return parts_of(len(windows), windows.shape[1], cut, device)
 
 
 def noise_name(reader: str, weight: str) -> str:
@@ -77,15 +85,16 @@ class MomentSums(RunningSums):
     """The sums of one layer's weights, and the hooks that add windows to them.
 
     Args:
-        shape: the windows of the text, and the tokens of each.
+        windows: all of the text.
         first: the number of the first window that this process runs. Windows of both halves never run at once.
         readers: the quantisers of inputs (``gac.runtime.storage.eight_bits.READERS``) whose noise is summed.
     """
 
     def __init__(
-        self, weights: Sequence[Weight], power: float, shape: Sequence[int], first: int, readers: Sequence[str] = ()
+        self, weights: Sequence[Weight], power: float, windows: TokenWindows, first: int, readers: Sequence[str] = ()
     ) -> None:
-        self._windows, self._length = shape
+        self._text = windows
+        self._windows, self._length = windows.shape
         self._power, self._first, self._readers = power, first, readers
         self._half = first_half(self._windows)
         self._tokens: dict[str, list[Tensor]] = {weight.name: [] for weight in weights}
@@ -111,7 +120,9 @@ class MomentSums(RunningSums):
     def means(self) -> dict[str, Tensor]:
         """The float32 moments, and what ``gac.measurement.mixture`` needs to mix them; the sums are gone."""
         means = {f"tokens/{name}": torch.stack(counted) for name, counted in self._tokens.items()}
-        means["windows"] = torch.tensor([self._half, self._windows - self._half], dtype=torch.float64)
+        sizes = sizes_of(self._text)
+        counted_windows = [sum(sizes[: self._half]), sum(sizes[self._half :])]
+        means["windows"] = torch.tensor(counted_windows, dtype=torch.float64)
         for name in self._tokens:
             counted = means[f"tokens/{name}"].sum(1, dtype=torch.float64)
             both = self.sums.pop(f"both/{name}").clamp_min(TINY)
@@ -120,7 +131,7 @@ class MomentSums(RunningSums):
             for what in (f"scale/{name}", *(noise_name(reader, name) for reader in self._readers)):
                 means[what] = self.sums.pop(what).div_(counted.sum().clamp_min(TINY)).float()
             for half, part in enumerate((counted[: self._half], counted[self._half :])):
-                alike = len(part) * self._length * both / counted.sum()
+                alike = counted_windows[half] * self._length * both / counted.sum()
                 for what, count in (("inputs", part.sum().clamp_min(TINY)), ("gradients", alike)):
                     if len(part):
                         square = mirrored(self.sums.pop(f"{what}/{half}/{name}"))
@@ -133,7 +144,10 @@ class MomentSums(RunningSums):
     def _add(self, name: str, activations: Tensor, gradients: Tensor) -> None:
         x, g = self._read(activations), gradients.detach().reshape(-1, gradients.shape[-1]).float()
         device, of_g = g.device, self._counts(g)
-        half = (self._first + len(self._tokens[name])) // self._half
+        number = self._first + len(self._tokens[name])
+        half = number // self._half
+        if isinstance(window := self._text[number], Example):
+            of_g[window.length :] = 0
         self._tokens[name].extend(of_g.view(-1, self._length))
         self.total(f"both/{name}", device).add_(of_g @ x.counts)
         self.total(f"scale/{name}", device).add_(x.sizes.T @ of_g)

@@ -17,8 +17,10 @@ import torch
 
 from gac.core.errors import UNSAFE, ModelError, TextError, did_you_mean
 from gac.measurement.documents import DEFAULT_LENGTH, DEFAULT_WINDOWS, Documents, Text, check_characters
+from gac.measurement.images import digest_of_examples, holds_messages, read_examples
 from gac.measurement.samples import RESERVED, news_sample, python_reference
 from gac.measurement.wikipedia import wiki_sample
+from gac.models.examples import Example, Examples, TokenWindows, next_tokens
 from gac.models.families import text_config
 
 _SIZED = re.compile(r"(.+):([-+.0-9]+)x([-+.0-9]+)", re.DOTALL)
@@ -87,6 +89,7 @@ class Windows:
         texts: where they are of several texts, those of each.
         numbers: of one of these, its places among all.
         spare: token ids of further windows that the model wrote at the same time, if any.
+        examples: the windows where some have images.
     """
 
     name: str
@@ -98,6 +101,7 @@ class Windows:
     texts: "tuple[Windows, ...]" = ()
     numbers: tuple[int, ...] = ()
     spare: torch.Tensor | None = None
+    examples: Examples | None = None
 
     def __len__(self) -> int:
         return int(self.ids.shape[0])
@@ -105,6 +109,11 @@ class Windows:
     @property
     def length(self) -> int:
         return int(self.ids.shape[1])
+
+    @property
+    def sequences(self) -> TokenWindows:
+        """The windows as the model is run on them."""
+        return self.ids if self.examples is None else self.examples
 
     @property
     def head(self) -> str:
@@ -223,7 +232,7 @@ def window_length(text: Text) -> int:
 
 def check_vocabulary(windows: Windows, model: Any) -> None:
     """Refuse token ids that a model's embedding does not have, that of BOS among them."""
-    largest, vocabulary = int(windows.ids.max()), model.get_input_embeddings().num_embeddings
+    largest, vocabulary = _largest(windows.sequences), model.get_input_embeddings().num_embeddings
     if largest >= vocabulary:
         is_bos = windows.bos != "none" and largest == int(windows.ids[0, 0])
         raise TextError(
@@ -233,9 +242,40 @@ def check_vocabulary(windows: Windows, model: Any) -> None:
         )
 
 
+def _largest(windows: TokenWindows) -> int:
+    if isinstance(windows, Examples):  # what stands for an image is not looked up
+        return max(int(next_tokens(example).max()) for example in windows)
+    return int(windows.max())
+
+
 def _bad_size(size: str) -> TextError:
     expected = "at least 1 window of at least 1 token, in whole numbers"
     return TextError(size, expected, "Ask for a positive size, like wiki-sample:64x1024.")
+
+
+def example_windows(
+    path: str,
+    processor: Any,
+    config: Any,
+    windows: int | None,
+    length: int | None,
+    seed: int = 0,
+    bos: bool | None = None,
+) -> Windows:
+    """Windows of chat messages with images, see ``gac.measurement.images``, whose BOS is where their template puts it.
+
+    ``bos`` is asked for with other texts, whose windows are recorded to begin with it or not, and these as they.
+    """
+    examples, complete = read_examples(path, processor, config, windows, length, seed)
+    head: Bos = "none" if bos_of(processor.tokenizer, bos) is None else "windows"
+    every = Examples(tuple(examples))
+    return Windows(path, every.ids, digest_of_examples(examples), bos=head, complete=complete, examples=every)
+
+
+def as_examples(windows: Windows) -> tuple[Example, ...]:
+    if windows.examples is not None:
+        return windows.examples.windows
+    return tuple(Example(ids, {}, len(ids), torch.ones_like(ids, dtype=torch.bool)) for ids in windows.ids)
 
 
 def _tokens(text: str, tokenizer: Any, headed: bool = False) -> torch.Tensor:
@@ -324,6 +364,9 @@ def check_text(name: str, sampled: bool = False) -> None:
 
 
 def _local(path: str) -> str:
+    if holds_messages(path):
+        expected = "text; messages with images are for calibration and perplexity of multimodal models"
+        raise TextError(f"file {path} of chat messages", expected, "Name another text here.")
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as failure:

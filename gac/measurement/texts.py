@@ -9,14 +9,25 @@ import torch
 
 from gac.core.errors import TextError
 from gac.measurement.documents import Documents, Text, ordered
-from gac.measurement.text import SELF, TextSpec, Windows, calibration_windows, check_text, digest_of, is_sized_text
+from gac.measurement.images import digest_of_examples, holds_messages
+from gac.measurement.text import (
+    SELF,
+    TextSpec,
+    Windows,
+    as_examples,
+    calibration_windows,
+    check_text,
+    digest_of,
+    is_sized_text,
+)
+from gac.models.examples import Examples
 
 _SPLITS = 16
 Part = TextSpec | Documents
 CalibrationText = Text | Part | Iterable[str | Part]
 """Calibration text as a caller may pass it, see ``Texts.of``."""
-Sampler = Callable[[int, int], Windows]
-"""Samples so many windows of so many tokens from the dense model."""
+Cutter = Callable[[Part], Windows | None]
+"""Cuts the windows of texts that need the model, which it writes or reads with images; None for any other text."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +96,14 @@ class Texts:
         sized = zip(self.parts, windows, strict=True)
         return Texts(tuple(replace(part, windows=count, length=length) for part, count in sized))
 
-    def cut(self, tokenizer: Any, seed: int = 0, bos: bool | None = None, sample: Sampler | None = None) -> Windows:
+    def cut(self, tokenizer: Any, seed: int = 0, bos: bool | None = None, special: Cutter | None = None) -> Windows:
         """The windows of all of them, in the order of ``interleaved``; as ``calibration_windows`` otherwise.
 
         Args:
-            sample: writes text ``self``; without it that is refused.
+            special: cuts what needs the model; without it that is refused.
         """
         each = [
-            calibration_windows(part, tokenizer, seed, bos)
-            if sample is None or not is_sampled(part)
-            else sample(part.windows, part.length)
+            (special(part) if special else None) or calibration_windows(part, tokenizer, seed, bos)
             for part in self.parts
         ]
         if len(each) == 1:
@@ -103,12 +112,22 @@ class Texts:
         ids = torch.stack([next(rows[part]) for part in order])
         places = [tuple(number for number, part in enumerate(order) if part == index) for index in range(len(each))]
         texts = tuple(replace(windows, numbers=numbers) for windows, numbers in zip(each, places, strict=True))
-        return replace(each[0], name=self.name, ids=ids, digest=digest_of(ids), texts=texts)
+        joined = replace(each[0], name=self.name, ids=ids, digest=digest_of(ids), texts=texts, examples=None)
+        if all(windows.examples is None for windows in each):
+            return joined
+        singly = [iter(as_examples(windows)) for windows in each]
+        examples = [next(singly[part]) for part in order]
+        return replace(joined, digest=digest_of_examples(examples), examples=Examples(tuple(examples)))
 
 
 def is_sampled(part: Part) -> bool:
     """Return whether the dense model writes the text."""
     return isinstance(part, TextSpec) and part.name == SELF
+
+
+def has_messages(part: Part) -> bool:
+    """Return whether the text is a file of chat messages, which may have images."""
+    return isinstance(part, TextSpec) and holds_messages(part.name)
 
 
 def interleaved(counts: Sequence[int]) -> list[int]:

@@ -9,35 +9,42 @@ import torch
 from torch import Tensor, nn
 
 from gac.core.errors import ModelError
-from gac.models.modules import free_memory, run_on
+from gac.models.examples import Example, TokenWindow, TokenWindows, each_alone
+from gac.models.modules import free_memory, run_on, run_window
 
 HOST_BYTES = 4 * 2**30  # hidden states kept in host memory while that spares computing them again
 
 
 class LayerStack:
-    """The decoder layers of a causal LM, in order, each of which can be run as the model itself runs it."""
+    """The decoder layers of a causal LM, in order, each of which can be run as the model itself runs it.
+
+    All windows of text are run alike, and each example in a way of its own.
+    """
 
     def __init__(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         self.model, self.layers = model, layers
-        self._calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self._calls: dict[Example | None, dict[int, tuple[tuple[Any, ...], dict[str, Any]]]] = {}
+        self._added: dict[Example, dict[int, Tensor]] = {}
         self._extra_outputs: tuple[None, ...] | None = None
 
     @contextmanager
-    def traced(self, lowest: int, seen: Callable[[int, Tensor], None]) -> Iterator[None]:
-        """Record how the layers from ``lowest`` on are called, one window at a time.
+    def traced(
+        self, lowest: int, seen: Callable[[int, Tensor], None], window: TokenWindow | None = None
+    ) -> Iterator[None]:
+        """Record how the layers from ``lowest`` on are called while the model runs on a window.
 
         ``seen`` gets the number and the input ``(1, tokens, hidden)`` of each. A ModelError says if a layer is not
-        called with hidden states first, or with what differs between windows.
+        called with hidden states first, or with what differs between windows of text.
         """
         with ExitStack() as hooks:
             for layer in range(lowest, len(self.layers)):
-                hook = partial(self._enter, layer, seen)
+                hook = partial(self._enter, layer, seen, _key(window))
                 hooks.enter_context(self.layers[layer].register_forward_pre_hook(hook, with_kwargs=True))
             yield
 
     @torch.no_grad()
-    def entered(self, windows: Tensor) -> Tensor:
-        """Inputs ``(windows, tokens, hidden)`` of the first layer for windows ``(windows, tokens)``.
+    def entered(self, windows: TokenWindows) -> Tensor:
+        """Inputs ``(windows, tokens, hidden)`` of the first layer.
 
         This records how all layers are called; errors as for ``traced``. Only the first layer runs, for one window:
         that shows the structure of outputs.
@@ -50,32 +57,63 @@ class LayerStack:
             if layer == len(self.layers) - 1:
                 raise StopLayerError
 
-        with self.traced(0, lambda _layer, _hidden: None):
-            first = next(entering(self.model, self.layers[0], [windows[:1]]))
-        self.run(0, first)
+        with self.traced(0, lambda _layer, _hidden: None, windows[0]):
+            first = next(entering(self.model, self.layers[0], each_alone(windows)[:1]))
+        self.run(0, first, windows[0])
         inputs = first.new_empty(len(windows), *first.shape[1:])
-        with self.traced(0, seen), self._passing(self.layers):
-            for ids, hidden in zip(windows, inputs, strict=True):
+        with self._passing(self.layers):
+            for window, hidden in zip(windows, inputs, strict=True):
                 heard.clear()
-                with suppress(StopLayerError):
-                    run_on(self.model, ids[None])
+                with self.traced(0, seen, window), suppress(StopLayerError):
+                    run_window(self.model, window)
                 hidden.copy_(heard[0][0])
         return inputs
 
-    def run(self, layer: int, hidden: Tensor) -> Tensor:
-        """A layer's output for hidden states ``(windows, tokens, hidden)``."""
-        args, kwargs = self._calls[layer]
+    def run(self, layer: int, hidden: Tensor, window: TokenWindow | None = None) -> Tensor:
+        """A layer's output for hidden states ``(windows, tokens, hidden)``, with what is added to it behind the layer.
+
+        ``window`` is an example that these are of, which runs alone; windows of text are all alike.
+        """
+        args, kwargs = self._calls[_key(window)][layer]
         args = tuple(_for_windows(len(hidden), "", value) for value in args)
         kwargs = {name: _for_windows(len(hidden), name, value) for name, value in kwargs.items()}
         output = self.layers[layer](hidden, *args, **kwargs)
         self._extra_outputs = None if isinstance(output, Tensor) else (None,) * (len(output) - 1)
         states: Tensor = output if isinstance(output, Tensor) else output[0]
-        return states
+        added = self.added(layer, window)
+        return states if added is None else states + added.to(states.device)
 
-    def logits(self, ids: Tensor, hidden: Tensor) -> Tensor:
-        """The model's logits ``(tokens, vocabulary)`` of a window, as ``ending`` lets it run; ids ``(tokens,)``."""
+    def added(self, layer: int, window: TokenWindow | None) -> Tensor | None:
+        """Features of images that the model adds to what a layer returns, ``(1, tokens, hidden)``, if there are some.
+
+        What it adds behind the last layer is left to ``ending``.
+        """
+        if not isinstance(window, Example) or not window.inputs:
+            return None
+        if window not in self._added:
+            self._added[window] = self._all_added(window)
+        return self._added[window].get(layer)
+
+    @torch.no_grad()
+    def _all_added(self, window: Example) -> dict[int, Tensor]:
+        """Hear what enters each layer where the one before returns zeros."""
+        heard: dict[int, Tensor] = {}
+
+        def zeros(index: int, hidden: Tensor, *_args: Any, **_kwargs: Any) -> Any:
+            if index and hidden.any():
+                heard[index - 1] = hidden.clone()
+            return self._passed(torch.zeros_like(hidden))
+
+        with ExitStack() as replaced:
+            for index, layer in enumerate(self.layers):
+                replaced.enter_context(calling(layer, partial(zeros, index)))
+            run_window(self.model, window)
+        return heard
+
+    def logits(self, window: TokenWindow, hidden: Tensor) -> Tensor:
+        """The model's logits ``(tokens, vocabulary)`` of a window, as ``ending`` lets it run."""
         with self.ending(hidden):
-            logits: Tensor = run_on(self.model, ids[None]).logits[0]
+            logits: Tensor = run_window(self.model, window).logits[0]
         return logits
 
     @contextmanager
@@ -95,12 +133,18 @@ class LayerStack:
         return hidden if self._extra_outputs is None else (hidden, *self._extra_outputs)
 
     def _enter(
-        self, layer: int, seen: Callable[[int, Tensor], None], _module: Any, args: tuple[Any, ...], kwargs: Any
+        self,
+        layer: int,
+        seen: Callable[[int, Tensor], None],
+        key: Example | None,
+        _module: Any,
+        args: tuple[Any, ...],
+        kwargs: Any,
     ) -> None:
         if not args or not isinstance(args[0], Tensor):
             raise _not_a_decoder(self.model, "whose layers take something else first")
         call = args[1:], kwargs
-        if not _same(self._calls.setdefault(layer, call), call):
+        if not _same(self._calls.setdefault(key, {}).setdefault(layer, call), call):
             raise _not_a_decoder(self.model, f"whose layer {layer} also takes what differs between windows")
         seen(layer, args[0])
 
@@ -115,6 +159,10 @@ def _for_windows(windows: int, name: str, recorded: Any) -> Any:
     return recorded
 
 
+def _key(window: TokenWindow | None) -> Example | None:
+    return window if isinstance(window, Example) else None
+
+
 class StopLayerError(Exception):
     """Ends a run early; never leaves this module's callers."""
 
@@ -125,8 +173,8 @@ def stop_at(heard: list[Tensor], _module: nn.Module, inputs: tuple[Tensor, ...])
     raise StopLayerError
 
 
-def entering(model: nn.Module, first: nn.Module, parts: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Inputs of the first decoder layer for each part of windows ``(windows, tokens)``; the rest does not run."""
+def entering(model: nn.Module, first: nn.Module, parts: Iterable[Tensor | Example]) -> Iterator[Tensor]:
+    """Inputs of the first decoder layer for each part, as ``run_on`` takes it; the rest does not run."""
     for ids in parts:
         heard: list[Tensor] = []
         stopping = first.register_forward_pre_hook(partial(stop_at, heard))

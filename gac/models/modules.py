@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gac.models.examples import Example, TokenWindow
 from gac.models.families import family_of
 
 
@@ -82,9 +83,22 @@ def input_device(model: Any) -> torch.device:
     return torch.device(hook.execution_device) if device.type == "meta" and hook is not None else device
 
 
-def run_on(model: Any, ids: torch.Tensor) -> Any:
-    """Outputs of a causal LM for token ids ``(windows, tokens)``, without a cache."""
-    return model(input_ids=ids.to(input_device(model)), use_cache=False)
+def run_on(model: Any, ids: torch.Tensor | Example) -> Any:
+    """Outputs of a causal LM, without a cache, for token ids ``(windows, tokens)``, or for an example with its images.
+
+    Pixels are cast to the model's dtype.
+    """
+    device = input_device(model)
+    if isinstance(ids, Example):
+        more = ids.inputs.items()
+        inputs = {name: each.to(device, model.dtype if each.is_floating_point() else None) for name, each in more}
+        return model(input_ids=ids.ids[None].to(device), use_cache=False, **inputs)
+    return model(input_ids=ids.to(device), use_cache=False)
+
+
+def run_window(model: Any, window: TokenWindow) -> Any:
+    """Outputs of a causal LM for one window."""
+    return run_on(model, window if isinstance(window, Example) else window[None])
 
 
 def free_memory(device: torch.device) -> int:

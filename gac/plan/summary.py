@@ -236,9 +236,8 @@ def latency_limits(plan: PlanRecord) -> str:
         for timed, ns in zip(plan.workloads, free.latency_ns, strict=True)
         if ns and timed.dense_ns
     ]
-    return (
-        f"latency binds. With --latency any the loss is {free.loss:.4f} in place of {least:.4f}, at {', '.join(times)}"
-    )
+    at = ", ".join(times) or "an unknown latency"
+    return f"latency binds. With --latency any the loss is {free.loss:.4f} in place of {least:.4f}, at {at}"
 
 
 def lacking(plan: PlanRecord, timed: WorkloadLatency) -> str:

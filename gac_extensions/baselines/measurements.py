@@ -22,6 +22,7 @@ from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import fit_layers
 from gac.measurement.runs import window_loss
 from gac.measurement.weight_measurements import WeightMeasurement
+from gac.models.examples import TokenWindows, predicted_tokens
 from gac.models.linears import linear_at
 from gac.models.modules import frozen
 from gac.models.sites import Site, Weight
@@ -89,7 +90,7 @@ class TruncationLosses(WeightMeasurement):
                             name = f"a calibration window with {weight.name} at rank {rank}"
                             with frozen(model), torch.no_grad():
                                 total = sum(float(window_loss(model, window, name)) for window in ids)
-                            losses.append((rank, total / (ids.numel() - len(ids))))
+                            losses.append((rank, total / predicted_tokens(ids)))
                         bar.update()
                     arrays[weight.name] = np.array(losses, dtype=np.float64)
                 yield layer, arrays
@@ -108,7 +109,7 @@ def component_changes(second: Tensor, first: Tensor, gradient: Tensor) -> Floats
 
 
 def mean_gradients(
-    model: nn.Module, weights: Sequence[Weight], windows: Tensor, progress: bool = True
+    model: nn.Module, weights: Sequence[Weight], windows: TokenWindows, progress: bool = True
 ) -> dict[str, Tensor]:
     """The gradient of the loss, nats a token, at each weight, float32 ``(out, in)``; a ModelError if not finite."""
     parameters = {weight.name: model.get_parameter(f"{weight.name}.weight") for weight in weights}
@@ -124,7 +125,7 @@ def mean_gradients(
         finally:
             for parameter in parameters.values():
                 parameter.requires_grad_(False)
-    predicted = windows.numel() - len(windows)
+    predicted = predicted_tokens(windows)
     for name, total in sums.items():
         check_measured(total.div_(predicted), f"the gradient of {name} is not finite", "finite gradients")
     transposed = {name: linear_at(model, name) is not model.get_submodule(name) for name in sums}

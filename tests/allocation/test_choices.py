@@ -99,6 +99,8 @@ def test_no_workload_is_slower_than_dense_unless_asked() -> None:
     times = ", ".join(f"{timed.plan_ns / timed.dense_ns:.3f}x dense at {timed.workload}" for timed in free.workloads)
     instead = f"{free.certificate.value:.4f} in place of {kept.certificate.value:.4f}"
     assert f"limits       latency binds. With --latency any the loss is {instead}, at {times}" in kept.summary()
+    unknown = replace(kept, any_latency=AnyLatency(free.certificate.value, (None,) * len(times.split(", "))))
+    assert f"{instead}, at an unknown latency" in unknown.summary()
     assert "limits       no latency is limited" in free.summary()
     slower = [[each.plan_ns > each.dense_ns for each in plan.workloads] for plan in (free, kept)]
     assert any(slower[0])

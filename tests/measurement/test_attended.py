@@ -191,7 +191,7 @@ def test_the_sums_of_two_processes_are_those_of_one(tiny_model: Any) -> None:
         return {one.name: (torch.randn(2, 5, 32, generator=draw), torch.randn(5, 64, generator=draw)) for one in own}
 
     windows = [[block(), block()] for _ in range(3)]
-    whole, first, second = (attended.AttendedSums(weights, (3, 5), at) for at in (0, 0, 1))
+    whole, first, second = (attended.AttendedSums(weights, torch.zeros(3, 5), at) for at in (0, 0, 1))
     for sums, own in ((whole, windows), (first, windows[:1]), (second, windows[1:])):
         for window in own:
             sums._add(iter(window))

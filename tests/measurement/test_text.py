@@ -34,7 +34,7 @@ from gac.measurement.text import (
     window_length,
     windows_of,
 )
-from gac.measurement.texts import Texts, interleaved
+from gac.measurement.texts import Part, Texts, interleaved
 from tests.measurement.ordinals import Ordinals
 
 
@@ -301,11 +301,13 @@ def test_text_that_the_model_writes_is_sampled_beside_the_others_and_is_no_text_
 ) -> None:
     texts, asked = Texts.of([f"{files[0]}:3x8", "self:2x8"]), list[tuple[int, int]]()
 
-    def sample(windows: int, length: int) -> Windows:
-        asked.append((windows, length))
-        return windows_of("self", torch.full((windows * length,), 7), Ordinals(), windows, length)
+    def sample(part: Part) -> Windows | None:
+        if part.name != "self":
+            return None
+        asked.append((part.windows, part.length))
+        return windows_of("self", torch.full((part.windows * part.length,), 7), Ordinals(), part.windows, part.length)
 
-    found = texts.cut(Ordinals(), sample=sample)
+    found = texts.cut(Ordinals(), special=sample)
     assert asked == [(2, 8)]
     assert (found.ids == 7).all(dim=1).tolist().count(True) == 2
     assert found.ids.shape == (5, 8)
