@@ -57,7 +57,7 @@ _FEED_FORWARD: dict[str, Any] = {
 }
 _FOUR_TIMES: dict[str, Any] = {"up": ("mlp.dense_h_to_4h",), "down": "mlp.dense_4h_to_h"}
 _BLOOM = partial(
-    _GPT, qkv=("self_attention.query_key_value",), output="self_attention.dense", skips=False, **_FOUR_TIMES
+    _GPT, qkv=("self_attention.query_key_value",), output="self_attention.dense", skips=(False, False), **_FOUR_TIMES
 )
 
 _ALL = (
@@ -84,6 +84,7 @@ _ALL = (
         last_norm="model.final_layernorm",
         before=("", "pre_ff_layernorm"),
         factor=falcon_h1_factors,
+        skips=(True, False),
         mixer=FALCON_H1,
         **_FEED_FORWARD,
     ),
@@ -203,7 +204,7 @@ _ALL = (
         down="ffn.down_proj",
         neurons="",
         before=("norm_1", "norm_2"),
-        skips=False,
+        skips=(False, False),
     ),
     Family(
         ("persimmon",),

@@ -70,7 +70,8 @@ class Family:
     # The config's key for the factor of those outputs before the stream; or the factors of each of them, by its name.
     factor: str | Callable[[Any], Mapping[str, float]] | None = None
     pre_norm: str | None = None  # the config's flag without which the residual stream itself passes norms
-    skips: bool = True  # attentions and MLPs only return what is added to the residual stream, and do not add it
+    # Attentions (and mixers), and MLPs, return what the output weight wrote, and neither multiply nor add it.
+    skips: tuple[bool, bool] = (True, True)
     gated: bool = False  # a gate comes with the queries, and multiplies what the output weight of attention reads
     mixer: Mixer | None = None  # in the place of attention, or beside it, in layers of another kind
     divided: bool = False  # a layer is an attention, a mixer or an MLP alone, as its kind says
@@ -89,12 +90,12 @@ class Family:
             prefix = f"{self.layers}.{layer}."
             from_norms = {name for names in self._readers_of_norms(config, layer).values() for name in names}
             for mixing in self._mixing(config, layer):
-                for weight in self._blocked(mixing, layer not in counting):
+                for weight in self._blocked(mixing, self.skips[0] and layer not in counting):
                     named = _with_prefix(prefix, weight, from_norms)
                     sites.append(Site(named.name, layer, named.name.rpartition(".")[2], (named,)))
             if self.divided and config.layer_types[layer] != ALONE:
                 continue
-            mlp = self._blocked(self._mlp(config), layer > 0 and "." in self.down)
+            mlp = self._blocked(self._mlp(config), self.skips[1] and layer > 0 and "." in self.down)
             weights = tuple(_with_prefix(prefix, weight, from_norms) for weight in mlp)
             sites.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
         return tuple(sites)
@@ -159,7 +160,7 @@ class Family:
         *first, last = weights
         for weight in (*first, last):
             side: Side = "in" if weight is last else "out"
-            yield replace(weight, block=side) if skippable and self.skips and last.to_residual else weight
+            yield replace(weight, block=side) if skippable and last.to_residual else weight
 
     def _check(self, config: Any) -> None:
         sizes = [(name, LARGEST_SIZE) for name in (*_SIZES, self.neurons) if name]

@@ -23,11 +23,11 @@ SMALL = {
 }
 NEURONS = 176
 ODD: dict[str, dict[str, Any]] = {
-    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_state": 16},
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 16, "mamba_d_state": 16},
     "codegen": {"rotary_dim": 8},
     "falcon_h1": {
         "mamba_d_ssm": 128,
-        "mamba_n_heads": 4,
+        "mamba_n_heads": 16,
         "mamba_d_state": 16,
         "mamba_rms_norm": True,
         "key_multiplier": 0.4,
@@ -44,15 +44,20 @@ ODD: dict[str, dict[str, Any]] = {
         "num_local_experts": 0,
         "residual_multiplier": 0.3,
         "position_embedding_type": "rope",
-        "mamba_n_heads": 4,
+        "mamba_n_heads": 16,
         "mamba_n_groups": 2,
         "mamba_d_state": 16,
     },
-    "lfm2": {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16},
+    "lfm2": {
+        "layer_types": ["conv", "full_attention"],
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.5,
+        "intermediate_size": NEURONS,
+    },
     "nemotron_h": {
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
-        "mamba_num_heads": 4,
-        "mamba_head_dim": 32,
+        "mamba_num_heads": 16,
+        "mamba_head_dim": 8,
         "n_groups": 2,
         "ssm_state_size": 16,
     },
@@ -68,14 +73,14 @@ ODD: dict[str, dict[str, Any]] = {
 
 LAYOUTS = (
     *("llama", "cohere2", "gemma3_text", "glm", "gpt2", "granite", "olmo2", "opt", "phi3", "qwen3_5_text"),
-    *("falcon_h1", "granitemoehybrid", "lfm2", "nemotron_h"),
+    *("falcon_h1", "granitemoehybrid", "lfm2"),
 )
 """Separate q, k, v; one norm for both blocks and sliding windows; norms on both sides; stacked gate and up; Conv1D,
 stacked q, k, v and LayerNorm; a factor; norms behind only and fixed heads; no gate and another name of everything;
 q, k, v and gate, up stacked; linear attention in one layer, and queries with a gate in the other; state spaces beside
-attention; state spaces in one layer; a convolution in one layer; layers of one block each."""
+attention; state spaces in one layer; a convolution in one layer."""
 
-MIXED = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "nemotron_h", "qwen3_5_text")
+TWO_KINDS = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "nemotron_h", "qwen3_5_text")
 """With layers of another kind than attention."""
 
 STACKED = ("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "persimmon", "phi3")
@@ -96,7 +101,10 @@ def small_config(model_type: str, **changed: Any) -> Any:
     if model_type == "helium":  # whose o_proj has the hidden size on both sides
         named["head_dim"] = named["hidden_size"] // named["num_attention_heads"]
     known = vars(kind()).keys()
-    fields = ODD.get(model_type, {}) | {name: named[name] for name in named if name in known}
+    odd = dict(ODD.get(model_type, {}))
+    if "layer_types" in odd:
+        odd["layer_types"] = (odd["layer_types"] * named["num_hidden_layers"])[: named["num_hidden_layers"]]
+    fields = odd | {name: named[name] for name in named if name in known}
     key = family_of(kind(**fields)).neurons
     return kind(**({key: NEURONS} if key else {}) | fields)
 
