@@ -15,6 +15,7 @@ from gac.models.mixers import (
     GATED_DELTA_NET,
     LFM2_WIDTH,
     NEMOTRON_H,
+    OLMO_DELTA_NET,
     SHORT_CONVOLUTION,
     falcon_h1_factors,
 )
@@ -48,6 +49,7 @@ LLAMA_PARALLEL = ("cohere", "cohere2", "stablelm")
 LLAMA_NORMED = ("exaone4", "olmo2", "olmo3")
 """The same, but norms stand behind o_proj and down_proj, and none before attention and MLP."""
 
+_BEHIND = ("post_attention_layernorm", "post_feedforward_layernorm")
 _OPT = partial(Family, output="self_attn.out_proj", up=("fc1",), down="fc2", before=("self_attn_layer_norm", ""))
 _GPT = partial(Family, layers="transformer.h", last_norm="transformer.ln_f")
 _GPT_J = partial(_GPT, output="attn.out_proj", up=("mlp.fc_in",), down="mlp.fc_out", neurons="n_inner", before=("", ""))
@@ -110,10 +112,11 @@ _ALL = (
         divided=True,
     ),
     Family(LLAMA_PARALLEL, before=("", "")),
-    Family(LLAMA_NORMED, norms=("post_attention_layernorm", "post_feedforward_layernorm"), before=("", "")),
+    Family(LLAMA_NORMED, norms=_BEHIND, before=("", "")),
+    Family(("olmo_hybrid",), norms=_BEHIND, before=("", ""), mixer=OLMO_DELTA_NET),
     Family(
         ("gemma2", "gemma3_text"),
-        norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        norms=_BEHIND,
         before=("input_layernorm", "pre_feedforward_layernorm"),
     ),
     Family(
@@ -232,7 +235,7 @@ _DECODERS = {
         *("deepseek_vl_hybrid", "exaone4_5", "fuyu", "gemma3", "glm46v", "glm4v", "glm_ocr", "glmga", "got_ocr2"),
         *("granite4_vision", "hunyuan_vl", "hyperclovax_vision_v2", "internvl", "janus", "lighton_ocr", "llava"),
         *("llava_next", "llava_next_video", "llava_onevision", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7"),
-        *("mistral3", "moss_transcribe_diarize", "ovis2", "paddleocr_vl", "paligemma", "pp_chart2table"),
+        *("lfm2_vl", "mistral3", "moss_transcribe_diarize", "ovis2", "paddleocr_vl", "paligemma", "pp_chart2table"),
         *("qianfan_ocr", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl", "video_llama_3"),
         *("video_llava", "vipllava"),
     ),

@@ -23,7 +23,7 @@ LAYER_NORMS = (
 )
 """Architectures with a LayerNorm, or a norm without gains, before attention and MLP; no kernel quantises its output."""
 
-FIXED_HEADS = ("biogpt", "gptj", "nemotron", "olmo2", "olmo3", "opt", "stablelm", "xglm")
+FIXED_HEADS = ("biogpt", "gptj", "nemotron", "olmo2", "olmo3", "olmo_hybrid", "opt", "stablelm", "xglm")
 """Architectures whose attention needs the number of heads of the config, or whose norms pass over all heads."""
 
 
@@ -87,7 +87,7 @@ class Family:
         kinds = getattr(config, "layer_types", None) or ["attention"]
         counting = {kinds.index(kind) for kind in kinds}
         for layer in range(config.num_hidden_layers):
-            prefix = f"{self.layers}.{layer}."
+            prefix, family = f"{self.layers}.{layer}.", self._in_layer(config, layer)
             from_norms = {name for names in self._readers_of_norms(config, layer).values() for name in names}
             for mixing in self._mixing(config, layer):
                 for weight in self._blocked(mixing, self.skips[0] and layer not in counting):
@@ -95,7 +95,7 @@ class Family:
                     sites.append(Site(named.name, layer, named.name.rpartition(".")[2], (named,)))
             if self.divided and config.layer_types[layer] != ALONE:
                 continue
-            mlp = self._blocked(self._mlp(config), self.skips[1] and layer > 0 and "." in self.down)
+            mlp = self._blocked(family._mlp(config), self.skips[1] and layer > 0 and "." in self.down)
             weights = tuple(_with_prefix(prefix, weight, from_norms) for weight in mlp)
             sites.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
         return tuple(sites)
@@ -117,16 +117,18 @@ class Family:
     def residual_path(self, config: Any, weight: str) -> ResidualPath:
         config = text_config(config)
         prefix, layer, name = re.split(r"\.(\d+)\.", weight, maxsplit=1)
-        norm = f"{prefix}.{layer}.{self.norms[name == self.down]}" if self.norms and self._has_norms(config) else None
+        norms = self._in_layer(config, int(layer)).norms if self._has_norms(config) else None
+        norm = f"{prefix}.{layer}.{norms[name == self.down]}" if norms else None
         if callable(self.factor):
             return ResidualPath(norm, self.factor(config)[name])
         return ResidualPath(norm, getattr(config, self.factor) if self.factor else 1.0)
 
-    def norms_of(self, block: str) -> tuple[str, ...]:
+    def norms_of(self, config: Any, block: str) -> tuple[str, ...]:
         """The input and output norms of this attention or MLP alone, given by its name."""
         layer, _, name = block.rpartition(".")
+        family = self._in_layer(text_config(config), int(layer.rpartition(".")[2]))
         index = int(name == _owner(self.down))
-        norms = (self.before[index], (self.norms or ("", ""))[index])
+        norms = (family.before[index], (family.norms or ("", ""))[index])
         return tuple(f"{layer}.{norm}" for norm in norms if norm)
 
     def norm_outputs(self, config: Any) -> Iterator[tuple[str, list[str]]]:
@@ -142,7 +144,13 @@ class Family:
             return {}
         # Mixers mask the states of padding before they read them, so they read no output of a norm.
         readers = (self.qkv if self._mixer(config, layer) is None else (), self.up)
-        return {norm: names for norm, names in zip(self.before, readers, strict=True) if norm and names}
+        before = self._in_layer(config, layer).before
+        return {norm: names for norm, names in zip(before, readers, strict=True) if norm and names}
+
+    def _in_layer(self, config: Any, layer: int) -> "Family":
+        """Return the family as it is in a layer: of another kind its norms may be others."""
+        mixer = self._mixer(config, layer)
+        return replace(self, before=mixer.before, norms=None) if mixer and mixer.before else self
 
     def _mixer(self, config: Any, layer: int) -> Mixer | None:
         return self.mixer if self.mixer and config.layer_types[layer] == self.mixer.kind else None

@@ -18,6 +18,8 @@ class Mixer:
     keys: tuple[str, ...]  # of the config, from which the sizes follow
     sizes: Callable[..., tuple[int, ...]]  # outputs of each of the readers, and inputs of ``output``, from their values
     beside: bool = False  # attention is in these layers too, and runs after it
+    # The input norms of its layers, where these have no other norms, and the layers with attention have others.
+    before: tuple[str, str] | None = None
 
     def weights(self, config: Any) -> Iterator[Weight]:
         """The weights in the order in which they run; the last one writes to the residual stream."""
@@ -42,6 +44,22 @@ GATED_DELTA_NET = Mixer(
     _delta_sizes,
 )
 """Qwen 3.5's gated delta net (arXiv 2412.06464): queries, keys and values are one weight, ``z`` gates the output."""
+
+
+def _separate_sizes(key_heads: int, value_heads: int, key_length: int, value_length: int) -> tuple[int, ...]:
+    keys, values = key_heads * key_length, value_heads * value_length
+    return keys, keys, values, value_heads, value_heads, values, values
+
+
+OLMO_DELTA_NET = Mixer(
+    "linear_attention",
+    tuple(f"linear_attn.{name}_proj" for name in "qkvbag"),
+    "linear_attn.o_proj",
+    GATED_DELTA_NET.keys,
+    _separate_sizes,
+    before=("input_layernorm", "post_attention_layernorm"),
+)
+"""The same with all weights apart, of OLMo Hybrid."""
 
 
 def _mamba_sizes(heads: int, length: int, groups: int, state: int) -> tuple[int, ...]:
@@ -90,11 +108,8 @@ class Width:
     of: Callable[..., int]
 
 
-def _lfm2_neurons(stated: int, adjusted: bool, factor: float | None, step: int) -> int:
-    if not adjusted:
-        return stated
-    neurons = int(2 * stated / 3)
-    return neurons if factor is None else -(-int(factor * neurons) // step) * step
+def _lfm2_neurons(stated: int, adjusted: bool, factor: float, step: int) -> int:
+    return -(-int(factor * int(2 * stated / 3)) // step) * step if adjusted else stated
 
 
 LFM2_WIDTH = Width(

@@ -101,7 +101,7 @@ def test_a_skipped_block_runs_no_weight_and_no_norm_and_generates(model_type: st
     for *others, writing in blocks_of(dense.config):
         assert ran.isdisjoint(weight.name for weight in others)
         assert writing.name in ran
-        for norm in family_of(dense.config).norms_of(writing.name.rpartition(".")[0]):
+        for norm in family_of(dense.config).norms_of(dense.config, writing.name.rpartition(".")[0]):
             assert isinstance(small.get_submodule(norm), torch.nn.Identity)
             assert norm not in ran
 

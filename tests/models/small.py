@@ -22,6 +22,12 @@ SMALL = {
     "pad_token_id": 257,
 }
 NEURONS = 176
+_DELTA = {
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+}
 ODD: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 16, "mamba_d_state": 16},
     "codegen": {"rotary_dim": 8},
@@ -61,13 +67,8 @@ ODD: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "ssm_state_size": 16,
     },
-    "qwen3_5_text": {
-        "full_attention_interval": 2,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 16,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 8,
-    },
+    "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"], **_DELTA},
+    "qwen3_5_text": {"full_attention_interval": 2, **_DELTA},
 }
 """What some architectures need besides."""
 
@@ -80,7 +81,7 @@ stacked q, k, v and LayerNorm; a factor; norms behind only and fixed heads; no g
 q, k, v and gate, up stacked; linear attention in one layer, and queries with a gate in the other; state spaces beside
 attention; state spaces in one layer; a convolution in one layer."""
 
-TWO_KINDS = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "nemotron_h", "qwen3_5_text")
+TWO_KINDS = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "nemotron_h", "olmo_hybrid", "qwen3_5_text")
 """With layers of another kind than attention."""
 
 STACKED = ("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "persimmon", "phi3")

@@ -51,6 +51,10 @@ _MORE: dict[str, dict[str, Any]] = {
         "downsample_rate": "1/2",
         "vision_config": {"hidden_size": 64},
     },
+    "lfm2_vl": {
+        "text_config": {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16},
+        "vision_config": {"num_patches": 16},
+    },
     "idefics2": {"perceiver_config": {"hidden_size": SMALL["hidden_size"]}},
     "internvl": {"vision_config": {"image_size": [28, 28], "patch_size": [14, 14]}},
     "paligemma": {"projection_dim": SMALL["hidden_size"]},
@@ -63,12 +67,13 @@ _MORE: dict[str, dict[str, Any]] = {
 
 _PLAIN = ("aya_vision", "cohere2_vision", "gemma3", "internvl", "llava", "paligemma", "qianfan_ocr", "video_llava")
 _TILES = ("idefics2", "idefics3", "smolvlm")
+_PATCHES = ("lfm2_vl",)
 _SIZED = ("lighton_ocr", "mistral3")
 _GRIDS = (
     *("cosmos3_omni", "exaone4_5", "glm46v", "glm4v", "glm_ocr", "glmga", "qwen2_5_omni_thinker", "qwen2_5_vl"),
     *("qwen2_vl", "qwen3_5", "qwen3_vl"),
 )
-WITH_IMAGES = (*_PLAIN, *_TILES, *_SIZED, *_GRIDS)
+WITH_IMAGES = (*_PLAIN, *_TILES, *_PATCHES, *_SIZED, *_GRIDS)
 """Those of which ``image_inputs`` knows how they take an image."""
 
 
@@ -117,6 +122,13 @@ def image_inputs(model: Any) -> dict[str, Any]:
     inputs["pixel_values"] = torch.randn((1, 1, 3, side, side) if model_type in _TILES else (1, 3, side, side))
     if model_type in _SIZED:
         inputs["image_sizes"] = torch.tensor([[side, side]])
+    if model_type in _PATCHES:
+        size = model.config.vision_config.patch_size
+        inputs = {
+            "pixel_values": torch.randn(1, 16, 3 * size * size),
+            "spatial_shapes": torch.tensor([[4, 4]]),
+            "pixel_attention_mask": torch.ones(1, 16, dtype=torch.long),
+        }
     if model_type in _GRIDS:
         inputs = {"pixel_values": torch.randn(16, 3 * 2 * 14 * 14), "image_grid_thw": torch.tensor([[1, 4, 4]])}
     with torch.no_grad():
