@@ -298,10 +298,12 @@ def _another_kind(config: Any) -> tuple[str, str, str] | None:
     kinds = {str(kind) for kind in getattr(text, "layer_types", None) or ()}
     if getattr(config, "is_encoder_decoder", False):
         return ", an encoder-decoder", "a decoder alone", _DECODER
-    if kinds & _RECURRENT_LAYERS or any(map(_RECURRENT.fullmatch, dir(text))):
-        return ", with layers of state spaces, convolutions or linear attention", "attention in every layer", _DECODER
     if _experts(config):
         return None
+    if kinds & _RECURRENT_LAYERS or any(map(_RECURRENT.fullmatch, dir(text))):
+        mixed = sorted(model_type for family in _ALL if family.mixer for model_type in family.model_types)
+        expected = f"attention in every layer, or layers as in one of {', '.join(mixed)}"
+        return ", with layers of state spaces, convolutions or linear attention", expected, _DECODER
     if text is not config or hasattr(config, "vision_config"):
         kind = f", a multimodal model {_NOT_TAKEN.get(model_type_of(config), f'around a {model_type_of(text)}')}"
         remedy = "Use its language model, saved as a model of its own, if its architecture is supported."
