@@ -75,7 +75,7 @@ def resolve(
         recipe = _with_method_forms(recipe, method)
     space, run, plain = recipe.space, recipe.deployment, recipe.rule == "loss" and not method.forms
     family, steps = family_of(config), dict[str, Step]()
-    if family.mixer is None and profile.measured_in(STEPS[0], DTYPE):  # in layers that are all alike
+    if family.is_plain and profile.measured_in(STEPS[0], DTYPE):  # in layers that are all alike
         steps = engine_steps(config, run, profile, space.schemes)
     if run.engine is not None:
         engine = ENGINES[run.engine]
@@ -89,7 +89,7 @@ def resolve(
     recipe = replace(recipe, deployment=replace(run, engine=engine.name, fuse=fuse))
     RULES.get(recipe.rule).check(recipe)
     split = getattr(config, "base_model_tp_plan", (family.output,)) or ()
-    if run.tensor_parallel > 1 and (family.mixer or not any(name.endswith(family.output) for name in split)):
+    if run.tensor_parallel > 1 and (not family.is_plain or not any(name.endswith(family.output) for name in split)):
         problem = f"tensor_parallel={run.tensor_parallel} for a {config.model_type}, which transformers does not divide"
         expected = "an architecture with a base_model_tp_plan in transformers that divides every layer"
         raise ModelError(problem, expected, "Plan for one GPU (tensor_parallel=1).")

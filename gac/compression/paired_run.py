@@ -167,7 +167,8 @@ class PairedRun:
         if written:
             device = next(self._layers[layer].parameters()).device
             added = [self._ways[name].added(tensors[0].to(device)) for name, tensors in written.items()]
-            _check_added(layer, entered[0], outputs[0], added)
+            factor = getattr(self._layers[layer], "layer_scalar", 1.0)  # of Gemma 4, for all that a layer returns
+            _check_added(layer, entered[0], outputs[0] / factor, added)
         self._dense = outputs
         return Seen(entered, written, read)
 

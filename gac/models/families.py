@@ -120,6 +120,12 @@ _ALL = (
         before=("input_layernorm", "pre_feedforward_layernorm"),
     ),
     Family(
+        ("gemma4_text", "gemma4_unified_text"),
+        norms=_BEHIND,
+        before=("input_layernorm", "pre_feedforward_layernorm"),
+        normed_values=True,
+    ),
+    Family(
         ("granite", "granite_swa"),
         factor="residual_multiplier",
         towers=("granite4_vision_text", "granite_docling_text"),
@@ -232,7 +238,19 @@ _FAMILIES: Mapping[str, Family] = MappingProxyType(
 _DECODERS = {
     "model.language_model": (
         *("apertus1p5", "aya_vision", "cohere2_vision", "cosmos3_edge", "cosmos3_omni", "deepseek_vl"),
-        *("deepseek_vl_hybrid", "exaone4_5", "fuyu", "gemma3", "glm46v", "glm4v", "glm_ocr", "glmga", "got_ocr2"),
+        *(
+            "deepseek_vl_hybrid",
+            "exaone4_5",
+            "fuyu",
+            "gemma3",
+            "gemma4",
+            "gemma4_unified",
+            "glm46v",
+            "glm4v",
+            "glm_ocr",
+            "glmga",
+            "got_ocr2",
+        ),
         *("granite4_vision", "hunyuan_vl", "hyperclovax_vision_v2", "internvl", "janus", "lighton_ocr", "llava"),
         *("llava_next", "llava_next_video", "llava_onevision", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7"),
         *("lfm2_vl", "mistral3", "moss_transcribe_diarize", "ovis2", "paddleocr_vl", "paligemma", "pp_chart2table"),
@@ -273,8 +291,12 @@ def family_of(config: Any) -> Family:
     family = _FAMILIES.get(model_type if decoder is None else model_type_of(text_config(config)))
     if family is not None and family.mixer and family.mixer.kind not in text_config(config).layer_types:
         family = replace(family, mixer=None)
-    if family is not None and not experts:
+    linked = "" if family is None else _linked(text_config(config))
+    if family is not None and not experts and not linked:
         return family if decoder is None else family.within(decoder)
+    if linked and not experts:
+        expected = "layers that take hidden states alone, as in the larger dense models of Gemma 4"
+        raise ModelError(f"model type {model_type!r}, with layers that also take {linked}", expected, _DECODER)
     kind, expected, remedy = "", f"a supported architecture ({', '.join(supported())})", _OTHER
     if experts:
         kind = f", a mixture of experts ({experts} experts a layer)"
@@ -324,6 +346,17 @@ _NOT_TAKEN = {
 }
 """Multimodal models around a decoder of a supported layout, and what keeps them from being taken."""
 _DECODER = "Use a decoder that transformers loads as a causal language model, such as Llama."
+
+
+_LINKS = {
+    "num_kv_shared_layers": "keys and values of other layers",
+    "hidden_size_per_layer_input": "embeddings of their own",
+}
+
+
+def _linked(config: Any) -> str:
+    named = (f"{what} ({name} {size})" for name, what in _LINKS.items() if (size := getattr(config, name, None)))
+    return " and ".join(named)
 
 
 def _experts(config: Any) -> int:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gac.core.errors import ModelError, PlanError
-from gac.models.attentions import heads_of
+from gac.models.attentions import heads_of, of_layer
 from gac.models.mixers import Mixer, Width
 from gac.models.sites import LARGEST_SIZE, Side, Site, Weight, check_weight
 from gac.runtime.contract import COMPRESSED
@@ -73,6 +73,7 @@ class Family:
     # Attentions (and mixers), and MLPs, return what the output weight wrote, and neither multiply nor add it.
     skips: tuple[bool, bool] = (True, True)
     gated: bool = False  # a gate comes with the queries, and multiplies what the output weight of attention reads
+    normed_values: bool = False  # values pass a norm, and are the keys before theirs if the config says so
     mixer: Mixer | None = None  # in the place of attention, or beside it, in layers of another kind
     divided: bool = False  # a layer is an attention, a mixer or an MLP alone, as its kind says
     towers: tuple[str, ...] = ()  # model types of configs that only multimodal models have, in ``text_config``
@@ -107,7 +108,10 @@ class Family:
         names = ["num_hidden_layers", *_SIZES, *_CACHED, *filter(None, [self.neurons, self.pre_norm, self.normed])]
         names += ["layer_types", *self.mixer.keys] if self.mixer else []
         names += self.width.keys if self.width else []
-        return (model_type_of(config), *(getattr(config, name, None) for name in names))
+        names += ["layer_types", "attention_k_eq_v"] if self.normed_values else []
+        layers = range(config.num_hidden_layers if getattr(config, "is_heterogeneous", False) else 1)
+        first, *others = (tuple(getattr(of_layer(config, layer), name, None) for name in names) for layer in layers)
+        return (model_type_of(config), *first, *others)
 
     def within(self, decoder: str) -> "Family":
         """The family of a multimodal model whose decoder has this name in it."""
@@ -143,7 +147,7 @@ class Family:
         if model_type_of(config) in LAYER_NORMS or self.divided:
             return {}
         # Mixers mask the states of padding before they read them, so they read no output of a norm.
-        readers = (self.qkv if self._mixer(config, layer) is None else (), self.up)
+        readers = (self._attending(config, layer) if self._mixer(config, layer) is None else (), self.up)
         before = self._in_layer(config, layer).before
         return {norm: names for norm, names in zip(before, readers, strict=True) if norm and names}
 
@@ -161,7 +165,17 @@ class Family:
         if mixer is not None:
             yield mixer.weights(config)
         if (mixer is None or mixer.beside) and not (self.divided and config.layer_types[layer] == ALONE):
-            yield self._attention(config)
+            yield self._attention(config, layer)
+
+    def _attending(self, config: Any, layer: int) -> tuple[str, ...]:
+        """The weights that read the input of attention."""
+        joint = self.normed_values and config.attention_k_eq_v and config.layer_types[layer] == "full_attention"
+        return self.qkv[:2] if joint else self.qkv
+
+    @property
+    def is_plain(self) -> bool:
+        """True if all layers have attention alike, whose values reach its output as they are."""
+        return not (self.gated or self.mixer or self.normed_values)
 
     def _blocked(self, weights: Iterable[Weight], skippable: bool) -> Iterator[Weight]:
         # The last weight writes to the residual stream.
@@ -172,19 +186,23 @@ class Family:
 
     def _check(self, config: Any) -> None:
         sizes = [(name, LARGEST_SIZE) for name in (*_SIZES, self.neurons) if name]
+        first = config  # as a whole for the number of layers, and then as the first of them reads it
         for name, most in (("num_hidden_layers", MOST_LAYERS), *sizes):
-            size = getattr(config, name, None)
+            size = getattr(first, name, None)
             if size is not None and not 1 <= size <= most:
                 raise ModelError(f"a config with {name} {size}", f"1 to {most:,}", "Check config.json.")
+            first = of_layer(config, 0)
+        layers = range(config.num_hidden_layers if first is not config else 1)
         try:
             others = self.mixer.weights(config) if self.mixer else ()
-            for weight in (*self._attention(config), *others, *self._mlp(config)):
+            attending = (weight for layer in layers for weight in self._attention(config, layer))
+            for weight in (*attending, *others, *self._mlp(config)):
                 check_weight(weight)
         except PlanError as failure:
             raise ModelError(f"a config whose {failure.given}", failure.expected, "Check config.json.") from failure
 
-    def _attention(self, config: Any) -> Iterator[Weight]:
-        hidden, sizes, output = config.hidden_size, heads_of(config), self._writing(config)
+    def _attention(self, config: Any, layer: int) -> Iterator[Weight]:
+        hidden, sizes, output = config.hidden_size, heads_of(of_layer(config, layer)), self._writing(config)
         heads, groups = sizes.queries, sizes.cached
         query, key = sizes.length * heads, sizes.length * groups
         if len(self.qkv) == 1:
@@ -193,9 +211,10 @@ class Family:
             return
         q_proj, k_proj, v_proj = self.qkv
         shared = partial(Weight, in_features=hidden, input_group=_owner(q_proj))
-        if self.gated:  # values, heads and queries do not change alone then
-            yield shared(q_proj, 2 * query)
-            yield from (shared(name, key, cached=True) for name in (k_proj, v_proj))
+        if self.gated or self.normed_values:  # values, heads and queries do not change alone then
+            _, *cached = self._attending(config, layer)
+            yield shared(q_proj, (1 + self.gated) * query)
+            yield from (shared(name, key, cached=True, as_values=len(cached) == 1) for name in cached)
             yield output(self.output, hidden, query)
             return
         drops_heads = model_type_of(config) not in FIXED_HEADS and not getattr(config, "use_qk_norm", False)

@@ -52,8 +52,8 @@ def verdict_of(model_type: str) -> Verdict:
     try:
         family_of(config)
     except ModelError as failure:
-        if model_type in supported():
-            return Verdict(model_type, TAKEN, "without experts")
+        if (match := _KIND.match(failure.given)) and model_type in (*supported(), *wrappers()):
+            return Verdict(model_type, TAKEN, f"not {match['kind'].partition(' (')[0]}")  # but that by default
         return _refused(model_type, config, failure)
     return Verdict(model_type, TAKEN)
 

@@ -266,7 +266,7 @@ def applies_to(model_type: str, **changed: Any) -> bool:
 
 
 def test_most_architectures_have_heads_to_drop() -> None:
-    fixed = {*STACKED, *FIXED_HEADS, "qwen3_5_text"}
+    fixed = {*STACKED, *FIXED_HEADS, "gemma4_text", "gemma4_unified_text", "qwen3_5_text"}
     assert {name for name in supported() if not applies_to(name)} == fixed
     assert not applies_to("cohere", use_qk_norm=True)
     assert not any(applies_to("llama", num_key_value_heads=heads) for heads in (1, 3))

@@ -31,6 +31,17 @@ _DELTA = {
 ODD: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 16, "mamba_d_state": 16},
     "codegen": {"rotary_dim": 8},
+    **{
+        name: {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 8,
+            "hidden_size_per_layer_input": 0,
+            "global_head_dim": 48,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+        }
+        for name in ("gemma4_text", "gemma4_unified_text")
+    },
     "falcon_h1": {
         "mamba_d_ssm": 128,
         "mamba_n_heads": 16,

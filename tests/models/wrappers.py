@@ -34,6 +34,11 @@ _OTHERS = {
 """Sizes of all that is not the decoder, where a config has them."""
 _MROPE = re.compile("(cosmos3_edge|glm|hunyuan|paddleocr|qwen2|qwen3_vl).*_text$")
 _DELTA_NETS = ODD["qwen3_5_text"] | {"layer_types": ["linear_attention", "full_attention"]}
+_GEMMA_4 = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+}
 _MORE: dict[str, dict[str, Any]] = {
     "apertus1p5": {
         "text_config": {"vocab_size": 1024},
@@ -51,6 +56,11 @@ _MORE: dict[str, dict[str, Any]] = {
         "downsample_rate": "1/2",
         "vision_config": {"hidden_size": 64},
     },
+    "gemma4": {
+        "text_config": _GEMMA_4,
+        "vision_config": _OTHERS | {"head_dim": 8, "position_embedding_size": 64},
+    },
+    "gemma4_unified": {"text_config": _GEMMA_4, "vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 16}},
     "lfm2_vl": {
         "text_config": {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16},
         "vision_config": {"num_patches": 16},
