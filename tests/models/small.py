@@ -29,7 +29,7 @@ _DELTA = {
     "linear_value_head_dim": 8,
 }
 ODD: dict[str, dict[str, Any]] = {
-    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 16, "mamba_d_state": 16},
+    "bamba": {"mamba_n_heads": 16, "mamba_d_state": 16},
     "codegen": {"rotary_dim": 8},
     **{
         name: {
@@ -114,6 +114,8 @@ def small_config(model_type: str, **changed: Any) -> Any:
         named["head_dim"] = named["hidden_size"] // named["num_attention_heads"]
     known = vars(kind()).keys()
     odd = dict(ODD.get(model_type, {}))
+    if model_type == "bamba":
+        odd["attn_layer_indices"] = [*range(1, named["num_hidden_layers"], 2)]
     if "layer_types" in odd:
         odd["layer_types"] = (odd["layer_types"] * named["num_hidden_layers"])[: named["num_hidden_layers"]]
     fields = odd | {name: named[name] for name in named if name in known}

@@ -24,6 +24,8 @@ from tests.models.small import TWO_KINDS, small_config, small_model, weights_of
 from tests.models.test_wrappers import CODE
 from tests.small_pipeline import Small
 
+GEMMA_4 = ("gemma4_text", "gemma4_unified_text")
+"""With attentions of two kinds."""
 two_kinds = pytest.mark.parametrize(
     "model_type",
     [
@@ -31,13 +33,17 @@ two_kinds = pytest.mark.parametrize(
         for name in TWO_KINDS
     ],
 )
-STATES = ("A_log", "D", "conv.conv.weight", "conv1d.weight", "dt_bias")
+STATES = ("A_log", "D", "conv.conv.weight", "conv1d.weight", "dt_bias", "layer_scalar")
 """Endings of the parameters of state spaces and convolutions."""
 
 
 def deep(model_type: str) -> Any:
-    """Layers of each kind that can be skipped."""
-    return small_model(small_config(model_type, num_hidden_layers=4))
+    """Layers of each kind that can be skipped; Gemma's multiply what they return."""
+    model = small_model(small_config(model_type, num_hidden_layers=4))
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.fill_(0.7)
+    return model
 
 
 def saved_and_loaded(model: Any, folder: Path) -> Any:
@@ -140,3 +146,34 @@ def test_the_width_of_lfm2_follows_from_its_config() -> None:
             == width
             == small_model(config).model.layers[0].feed_forward.w2.in_features
         )
+
+
+@pytest.mark.parametrize("model_type", GEMMA_4)
+def test_keys_that_are_values_too_are_cached_twice(model_type: str) -> None:
+    config = small_config(model_type)
+    with torch.no_grad():
+        cache = small_model(config)(IDS, use_cache=True).past_key_values
+    (sliding, full) = (layer.keys[0, :, 0].numel() + layer.values[0, :, 0].numel() for layer in cache.layers)
+    cached = [weight for weight in weights_of(config) if weight.cached]
+    assert [(weight.name.rpartition(".")[2], weight.as_values) for weight in cached] == [
+        ("k_proj", False),
+        ("v_proj", False),
+        ("k_proj", True),
+    ]
+    numbers = [weight.cached_numbers for weight in cached]
+    assert (sum(numbers[:2]), numbers[2]) == (sliding, full)
+
+
+def test_sizes_of_every_layer_are_in_the_digest_of_a_config() -> None:
+    config, other = small_config("gemma4_text"), small_config("gemma4_text")
+    other.per_layer_config = {1: {"head_dim": 64, "num_key_value_heads": 1}}
+    assert family_of(config).sizes(config) != family_of(other).sizes(other)
+
+
+def test_layers_that_take_more_than_hidden_states_are_refused_by_what_they_take() -> None:
+    config = small_config("gemma4_text")
+    config.hidden_size_per_layer_input = 16
+    with pytest.raises(
+        ModelError, match=r"layers that also take embeddings of their own \(hidden_size_per_layer_input 16\)"
+    ):
+        family_of(config)
