@@ -164,7 +164,7 @@ class Family:
         mixer = self._mixer(config, layer)
         if mixer is not None:
             yield mixer.weights(config)
-        if (mixer is None or mixer.beside) and not (self.divided and config.layer_types[layer] == ALONE):
+        if (mixer is None or mixer.parallel) and not (self.divided and config.layer_types[layer] == ALONE):
             yield self._attention(config, layer)
 
     def _attending(self, config: Any, layer: int) -> tuple[str, ...]:
