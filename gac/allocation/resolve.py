@@ -87,7 +87,8 @@ def resolve(
     recipe = replace(recipe, deployment=replace(run, engine=engine.name, fuse=fuse))
     RULES.get(recipe.rule).check(recipe)
     family = family_of(config)
-    if run.tensor_parallel > 1 and (family.mixer or not getattr(config, "base_model_tp_plan", True)):
+    split = getattr(config, "base_model_tp_plan", (family.output,)) or ()
+    if run.tensor_parallel > 1 and (not family.is_plain or not any(name.endswith(family.output) for name in split)):
         problem = f"tensor_parallel={run.tensor_parallel} for a {config.model_type}, which transformers does not divide"
         expected = "an architecture with a base_model_tp_plan in transformers that divides every layer"
         raise ModelError(problem, expected, "Plan for one GPU (tensor_parallel=1).")

@@ -169,7 +169,8 @@ class PairedRun:
             added = [self._ways[name].added(tensors[0].to(device)) for name, tensors in written.items()]
             if (of_images := self._stack.added(layer, self._windows[0])) is not None:
                 added.append(of_images)
-            _check_added(layer, entered[0], outputs[0], added)
+            factor = getattr(self._layers[layer], "layer_scalar", 1.0)  # of Gemma 4, for all that a layer returns
+            _check_added(layer, entered[0], outputs[0] / factor, added)
         self._dense = outputs
         return Seen(entered, written, read)
 

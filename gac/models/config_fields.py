@@ -11,6 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from gac.core.errors import GacError
 from gac.core.untrusted import read_model_json
 from gac.models.families import MOST_LAYERS, family_of, is_supported, text_config
+from gac.models.family import ALONE
 from gac.models.sites import LARGEST_SIZE
 from gac.runtime.contract import COMPRESSED
 
@@ -18,7 +19,7 @@ _LAYERS = ("num_hidden_layers", "n_layer")
 _SIZES = (
     *("vocab_size", "hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads", "head_dim"),
     *("max_position_embeddings", "n_positions", "sliding_window", "word_embed_proj_dim"),
-    *("intermediate_size", "ffn_dim", "n_inner"),
+    *("intermediate_size", "ffn_dim", "n_inner", "shared_intermediate_size", "block_multiple_of"),
 )
 _ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
 _OLD_ROPE_TYPES = ("mrope", "su", "xdrope")  # of Qwen2-VL, the first Phi-3 and HunYuan, which transformers reads
@@ -68,8 +69,8 @@ def check_config(config: Any) -> None:
         return
     if len(kinds) != config.num_hidden_layers:
         raise ValueError(f"layer_types has {len(kinds)} entries, and not {config.num_hidden_layers}, one a layer")
-    mixer = family_of(config).mixer
-    known = (_FULL, mixer.kind if mixer else _SLIDING)
+    family = family_of(config)
+    known = (_FULL, family.mixer.kind if family.mixer else _SLIDING, *([ALONE] if family.divided else []))
     if wrong := [kind for kind in kinds if kind not in known]:
         raise _wrong("layer_types", wrong[0], " or ".join(known))
     if _SLIDING in kinds and getattr(config, "sliding_window", None) is None:

@@ -12,6 +12,7 @@ from gac.core.errors import ModelError
 from gac.models.examples import Example, TokenWindow, TokenWindows, each_alone
 from gac.models.modules import free_memory, run_on, run_window
 
+_SHARED = "shared_kv_states"  # keys and values that layers leave for others; there are no others in what GAC takes
 HOST_BYTES = 4 * 2**30  # hidden states kept in host memory while that spares computing them again
 
 
@@ -26,6 +27,7 @@ class LayerStack:
         self._calls: dict[Example | None, dict[int, tuple[tuple[Any, ...], dict[str, Any]]]] = {}
         self._added: dict[Example, dict[int, Tensor]] = {}
         self._extra_outputs: tuple[None, ...] | None = None
+        self._shared: type | None = None
 
     @contextmanager
     def traced(
@@ -77,6 +79,8 @@ class LayerStack:
         args, kwargs = self._calls[_key(window)][layer]
         args = tuple(_for_windows(len(hidden), "", value) for value in args)
         kwargs = {name: _for_windows(len(hidden), name, value) for name, value in kwargs.items()}
+        if self._shared is not None:
+            kwargs[_SHARED] = self._shared()
         output = self.layers[layer](hidden, *args, **kwargs)
         self._extra_outputs = None if isinstance(output, Tensor) else (None,) * (len(output) - 1)
         states: Tensor = output if isinstance(output, Tensor) else output[0]
@@ -143,7 +147,9 @@ class LayerStack:
     ) -> None:
         if not args or not isinstance(args[0], Tensor):
             raise _not_a_decoder(self.model, "whose layers take something else first")
-        call = args[1:], kwargs
+        if _SHARED in kwargs:
+            self._shared = type(kwargs[_SHARED])
+        call = args[1:], {name: value for name, value in kwargs.items() if name != _SHARED}
         if not _same(self._calls.setdefault(key, {}).setdefault(layer, call), call):
             raise _not_a_decoder(self.model, f"whose layer {layer} also takes what differs between windows")
         seen(layer, args[0])

@@ -103,8 +103,9 @@ def _checked(model: PreTrainedModel) -> Rotation:
     """The rotation of a model; nothing is changed yet, and errors are those of ``rotate``."""
     check_in_memory(model, ", with rotate=True", "where it is rotated", ", or leave rotate out")
     family = family_of(model.config)
-    if family.gated or family.mixer:
-        problem = f"a {type(model).__name__}, whose attention has a gate or stands beside linear attention, rotated"
+    if not family.is_plain:
+        problem = f"a {type(model).__name__}, whose attention has a gate, a norm of values or another kind beside it"
+        problem += ", rotated"
         raise ModelError(problem, "attention alone, whose values reach its output as they are", "Leave rotate out.")
     _offset(model, family.last_norm)
     stream = _turns_stream(family)

@@ -28,10 +28,24 @@ from tests.changed import with_recipe
 from tests.compression import applying
 from tests.compression.applying import divergence
 from tests.compression.compressed import WIDTH, MakePlan
-from tests.models.small import every_layout, small_config, small_model, weights_of
+from tests.models.small import TWO_KINDS, every_layout, small_config, small_model, weights_of
 from tests.small_pipeline import Small
 
-BEHIND = ("exaone4", "gemma2", "gemma3_text", "glm4", "granite", "granite_swa", "hyperclovax", "olmo2", "olmo3")
+BEHIND = (
+    *(
+        "exaone4",
+        "falcon_h1",
+        "gemma2",
+        "gemma3_text",
+        "gemma4_text",
+        "gemma4_unified_text",
+        "glm4",
+        "granite",
+        "granite_swa",
+        "granitemoehybrid",
+    ),
+    *("hyperclovax", "olmo2", "olmo3"),
+)
 """Where a norm or a factor comes before the residual stream."""
 
 
@@ -69,7 +83,14 @@ def deep(model_type: str) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize(
-    "model_type", ["llama", "gemma3_text", "granite", pytest.param("olmo2", marks=pytest.mark.slow), "phi3"]
+    "model_type",
+    [
+        "llama",
+        "gemma3_text",
+        "granite",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("olmo2", *TWO_KINDS)),
+        "phi3",
+    ],
 )
 def test_a_refitted_model_is_nearer(model_type: str, make_plan: MakePlan) -> None:
     model = deep(model_type)
@@ -100,7 +121,7 @@ def paths_of(config: Any) -> set[ResidualPath]:
     """Those of the first layer."""
     config.residual_multiplier = 0.3
     names = [weight.name for weight in weights_of(config) if weight.to_residual and ".0." in weight.name]
-    assert len(names) == 2
+    assert len(names) == {"falcon_h1": 3, "nemotron_h": 1}.get(config.model_type, 2)
     return {family_of(config).residual_path(config, name) for name in names}
 
 
@@ -254,7 +275,8 @@ def test_fitted_blocks_give_again_what_they_gave(
     expected, given = logits(applied(deep(model_type), plan)), list[nn.Module]()
     monkeypatch.setattr(paired_run, "calling", lambda module, _forward: given.append(module) or nullcontext())
     assert torch.equal(logits(applied(deep(model_type), plan)), expected)
-    assert len(set(given)) == 3  # the attention of each layer
+    # The attention of each layer, Falcon's state spaces beside them; Nemotron's layers are one block each.
+    assert len(set(given)) == {"falcon_h1": 6, "nemotron_h": 0}.get(model_type, 3)
 
 
 def test_a_model_without_a_last_norm_is_refitted(small: Small) -> None:

@@ -22,23 +22,78 @@ SMALL = {
     "pad_token_id": 257,
 }
 NEURONS = 176
+_DELTA = {
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+}
 ODD: dict[str, dict[str, Any]] = {
+    "bamba": {"mamba_n_heads": 16, "mamba_d_state": 16},
     "codegen": {"rotary_dim": 8},
-    "gptj": {"rotary_dim": 8},
-    "qwen3_5_text": {
-        "full_attention_interval": 2,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 16,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 8,
+    **{
+        name: {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 8,
+            "hidden_size_per_layer_input": 0,
+            "global_head_dim": 48,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+        }
+        for name in ("gemma4_text", "gemma4_unified_text")
     },
+    "falcon_h1": {
+        "mamba_d_ssm": 128,
+        "mamba_n_heads": 16,
+        "mamba_d_state": 16,
+        "mamba_rms_norm": True,
+        "key_multiplier": 0.4,
+        "attention_in_multiplier": 1.5,
+        "attention_out_multiplier": 0.9,
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.3,
+        "ssm_multipliers": [0.3, 0.25, 0.2, 0.5, 0.7],
+        "mlp_multipliers": [0.6, 0.2],
+    },
+    "gptj": {"rotary_dim": 8},
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_local_experts": 0,
+        "residual_multiplier": 0.3,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 16,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 16,
+    },
+    "lfm2": {
+        "layer_types": ["conv", "full_attention"],
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.5,
+        "intermediate_size": NEURONS,
+    },
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+        "mamba_num_heads": 16,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+    },
+    "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"], **_DELTA},
+    "qwen3_5_text": {"full_attention_interval": 2, **_DELTA},
 }
 """What some architectures need besides."""
 
-LAYOUTS = ("llama", "cohere2", "gemma3_text", "glm", "gpt2", "granite", "olmo2", "opt", "phi3", "qwen3_5_text")
+LAYOUTS = (
+    *("llama", "cohere2", "gemma3_text", "glm", "gpt2", "granite", "olmo2", "opt", "phi3", "qwen3_5_text"),
+    *("falcon_h1", "granitemoehybrid", "lfm2"),
+)
 """Separate q, k, v; one norm for both blocks and sliding windows; norms on both sides; stacked gate and up; Conv1D,
 stacked q, k, v and LayerNorm; a factor; norms behind only and fixed heads; no gate and another name of everything;
-q, k, v and gate, up stacked; linear attention in one layer, and queries with a gate in the other."""
+q, k, v and gate, up stacked; linear attention in one layer, and queries with a gate in the other; state spaces beside
+attention; state spaces in one layer; a convolution in one layer."""
+
+TWO_KINDS = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "nemotron_h", "olmo_hybrid", "qwen3_5_text")
+"""With layers of another kind than attention."""
 
 STACKED = ("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "persimmon", "phi3")
 """Queries, keys and values are one weight."""
@@ -58,9 +113,14 @@ def small_config(model_type: str, **changed: Any) -> Any:
     if model_type == "helium":  # whose o_proj has the hidden size on both sides
         named["head_dim"] = named["hidden_size"] // named["num_attention_heads"]
     known = vars(kind()).keys()
-    key = family_of(kind()).neurons
-    neurons = {key: NEURONS} if key else {}
-    return kind(**ODD.get(model_type, {}) | neurons | {name: named[name] for name in named if name in known})
+    odd = dict(ODD.get(model_type, {}))
+    if model_type == "bamba":
+        odd["attn_layer_indices"] = [*range(1, named["num_hidden_layers"], 2)]
+    if "layer_types" in odd:
+        odd["layer_types"] = (odd["layer_types"] * named["num_hidden_layers"])[: named["num_hidden_layers"]]
+    fields = odd | {name: named[name] for name in named if name in known}
+    key = family_of(kind(**fields)).neurons
+    return kind(**({key: NEURONS} if key else {}) | fields)
 
 
 def small_model(config: Any) -> PreTrainedModel:

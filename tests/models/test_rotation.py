@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gac.models.basis import Rotation
 from gac.models.rotation import orthogonal, rotate, rotated, rotates_freely
 from tests.compression.applying import logits
-from tests.models.small import every_layout, small_config, small_model, weights_of
+from tests.models.small import TWO_KINDS, every_layout, small_config, small_model, weights_of
 from tests.refused import assert_refused
 from tests.small_pipeline import has_state, state_of
 
@@ -42,9 +42,9 @@ def test_the_function_stays_the_same_or_the_model_is_refused(model_type: str, ti
         assert_refused(lambda: rotate(model), "", f" is a {WITH_LAYER_NORM[model_type]}, with rotate=True")
         assert has_state(model, before)
         return
-    if model_type == "qwen3_5_text":
+    if model_type in TWO_KINDS:
         assert not rotates_freely(model)
-        assert_refused(lambda: rotate(model), "a Qwen3_5ForCausalLM, whose attention has a gate", "rotated")
+        assert_refused(lambda: rotate(model), f"a {type(model).__name__}, whose attention has a gate", "rotated")
         assert has_state(model, before)
         return
     stream = model_type not in WITH_NORMS_BEHIND

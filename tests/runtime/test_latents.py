@@ -32,6 +32,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere with norms": ("cohere", {"use_qk_norm": True}),
     "cohere2 with windows": ("cohere2", WINDOWS),
     "exaone4 with windows": ("exaone4", WINDOWS),
+    "granitemoehybrid without rotation": ("granitemoehybrid", {"position_embedding_type": None}),
     "gemma3 with windows": ("gemma3_text", WINDOWS),
     "mistral with windows": ("mistral", {"sliding_window": 8}),
     "phi with norms": ("phi", {"qk_layernorm": True}),
@@ -75,7 +76,8 @@ def apart(one: Any, other: Any) -> float:
 
 def numbers(cache: Any) -> list[int]:
     """What each layer keeps of a token."""
-    return [one.keys[0, :, 0].numel() + one.values[0, :, 0].numel() for one in cache.layers]
+    layers = [layer for layer in cache.layers if hasattr(layer, "keys")]
+    return [layer.keys[0, :, 0].numel() + layer.values[0, :, 0].numel() for layer in layers]
 
 
 def steps(model: Any, cache: Any, sizes: tuple[int, ...] = (4, 1, 5, 1)) -> Tensor:
@@ -120,8 +122,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 def test_generation_with_a_cache_equals_generation_without(named: str, bits: int | None, make_plan: MakePlan) -> None:
     model_type, changed = OTHERS.get(named, (named, {}))
     config = small_config(model_type, **changed)
-    heads = next(weight.heads for weight in weights_of(config) if weight.cached)
-    ranks = [(layer * K, layer * V) for layer in (1, 2)]
+    cached = [weight for weight in weights_of(config) if weight.cached]
+    heads = cached[0].heads
+    ranks = [(layer * K, layer * V) for layer in (1, 2) if any(f".{layer - 1}." in weight.name for weight in cached)]
     if bits:
         model, tolerance = rounded_model(config, make_plan, bits), 1e-4
         kept = [sum(token_words(heads, rank, bits) for rank in pair) for pair in ranks]
@@ -129,7 +132,7 @@ def test_generation_with_a_cache_equals_generation_without(named: str, bits: int
         model, tolerance = latent_model(config, make_plan, changes(config)), 1e-5
         kept = [heads * sum(pair) for pair in ranks]
     without = generated(model, use_cache=False)
-    for how in ({}, {"cache_implementation": "static"}):
+    for how in ({}, {"cache_implementation": "static"})[: 1 if model_type == "falcon_h1" else 2]:
         cached = generated(model, **how)
         assert apart(without, cached) < tolerance * float(torch.stack(without.logits).abs().max())
         assert numbers(cached.past_key_values) == kept

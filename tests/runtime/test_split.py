@@ -18,7 +18,7 @@ from gac.runtime.modules import KINDS
 from gac.runtime.parallel.division import cuts_of, styles_of, units_of
 from gac.runtime.parallel.ranks import SplitError, ranks_asked_for
 from tests.compression.compressed import MakePlan
-from tests.models.small import LAYOUTS, small_config, small_model, weights_of
+from tests.models.small import LAYOUTS, TWO_KINDS, small_config, small_model, weights_of
 from tests.runtime.split_models import MIXED, UNEVEN, models
 
 WORKER = Path(__file__).with_name("split_worker.py")
@@ -113,11 +113,11 @@ def test_a_module_is_divided_as_its_form_says() -> None:
     assert {kind for kind, _ in seen} == {*KINDS_OF_FORMS}
 
 
-@pytest.mark.parametrize("family", [name for name in LAYOUTS if name not in NO_PLAN])
+@pytest.mark.parametrize("family", [name for name in LAYOUTS if name not in (*NO_PLAN, *TWO_KINDS)])
 def test_transformers_divides_the_side_that_plans_divide(family: str) -> None:
     config = small_config(family)
     units = list(units_of(small_model(config)))
-    sides = {weight.name: weight.split for weight in weights_of(config) if ".linear_attn." not in weight.name}
+    sides = {weight.name: weight.split for weight in weights_of(config)}
     assert {name: "in" if name == unit.last else "out" for unit in units for name in unit.styles} == sides
 
 

@@ -48,6 +48,8 @@ def attend_latents(
     attention weights or None.
     """
     seconds = _second_factors(attention)
+    if seconds[0] is not None and (factor := getattr(attention, "key_multiplier", 1)) != 1:
+        query = query * factor  # as the keys of Falcon-H1
     if (mixed := decode(attention, seconds, query, latents, mask, options)) is not None:
         return mixed, None
     keys, values = (
@@ -94,6 +96,8 @@ def cache_latents(model: Any) -> None:
                 second.register_forward_pre_hook(_note_latents)
         if seconds and not any(isinstance(hook, _Caching) for hook in attention._forward_pre_hooks.values()):
             attention.register_forward_pre_hook(_Caching(rotary), with_kwargs=True)
+            if rotary is not None and _note_positions not in rotary._forward_pre_hooks.values():
+                rotary.register_forward_pre_hook(_note_positions, with_kwargs=True)
 
 
 def caches_latents(model: nn.Module) -> bool:
@@ -115,6 +119,10 @@ def _note_latents(second: Any, inputs: tuple[Tensor]) -> tuple[Tensor, bool] | N
     return latents, True
 
 
+def _note_positions(rotary: Any, args: Any, named: dict[str, Any]) -> None:
+    rotary.noted = named["position_ids"] if "position_ids" in named else args[1]
+
+
 class _Caching:
     """A hook that puts itself between an attention and its cache."""
 
@@ -123,8 +131,9 @@ class _Caching:
 
     def __call__(self, attention: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         seconds = _second_factors(attention)
+        positions = named.get("position_ids", getattr(self.rotary, "noted", None))  # not all layers hand them on
         caches = {
-            name: _LatentCache(self.rotary, attention, seconds, named[name], named.get("position_ids"))
+            name: _LatentCache(self.rotary, attention, seconds, named[name], positions)
             for name in CACHES
             if isinstance(named.get(name), Cache)
         }
@@ -190,7 +199,7 @@ class _LatentCache:
             )
 
     def _rotation(self, layer: int, latents: Tensor) -> tuple[Rotary | None, Positions | None]:
-        if self.seconds[0] is None or not _rotates(self.attention):
+        if self.seconds[0] is None or self.module is None or not _rotates(self.attention):
             return None, None
         assert self.position_ids is not None, f"{type(self.attention).__name__} was given no position_ids"
         rotary = Rotary.of(self.module, self.attention)

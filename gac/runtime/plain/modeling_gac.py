@@ -286,9 +286,8 @@ class SkippedBlock(nn.Module):
 
     def __init__(self, block: nn.Module, output: str, attention: bool) -> None:
         super().__init__()
-        self._modules.update(block._modules)
-        self._parameters.update(block._parameters)  # linear attention has some that are in no weight
-        self.output, self.attention, self.training = output, attention, block.training
+        kept = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "training")
+        vars(self).update({name: vars(block)[name] for name in kept}, output=output, attention=attention)
 
     def forward(self, *args: Any, **named: Any) -> Any:
         y = self.get_submodule(self.output)(args[0] if args else named["hidden_states"])
@@ -370,6 +369,7 @@ class CompressedConfig:
 
 class CompressedModel:
     gac_files: dict[str, str]  # the texts of its plan and its card, by the names of their files
+    is_custom_code = staticmethod(lambda: False)  # so that transformers computes the buffers that no file has
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         if config._attn_implementation == "vllm":
