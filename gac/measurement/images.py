@@ -27,6 +27,8 @@ _FORMAT = (
 )
 _BOTH_WAYS = {"paligemma": "which reads its whole prompt in both directions"}
 """Multimodal models that predict no token of a prompt from those before it alone."""
+BY_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+"""What processors return with a number for each token."""
 _Message = dict[str, Any]
 
 
@@ -167,7 +169,7 @@ class _Reading:
             problem = f"{self._where} has an image behind token {length:,}"
             raise TextError(problem, "images that fit", f"Ask for {ids.shape[1]:,} tokens, or for smaller images.")
         for name, tensor in inputs.items():
-            more[name] = pad(tensor[:, :tokens], (0, missing)) if tensor.shape == ids.shape else tensor
+            more[name] = pad(tensor[:, :tokens], (0, missing)) if name in BY_TOKEN else tensor
         text = (more.pop("input_ids")[0] != self._image_token) & (torch.arange(length) < tokens)
         if (kinds := more.get("mm_token_type_ids")) is not None:
             text &= kinds[0] == 0

@@ -17,7 +17,7 @@ from gac.forms.curvature.metric import Halves
 from gac.forms.curvature.registry import METHODS
 from gac.measurement import layerwise
 from gac.measurement.calibration import decoder_layers, group_by_layer, stream_moments
-from gac.measurement.images import digest_of_examples, holds_messages, read_examples
+from gac.measurement.images import BY_TOKEN, digest_of_examples, holds_messages, read_examples
 from gac.measurement.runs import ModelRuns, drawn_loss, window_loss
 from gac.measurement.texts import Texts
 from gac.models.examples import Example, Examples, next_tokens, predicted_tokens
@@ -55,10 +55,7 @@ def examples_of(model: Any, messages: Path, length: int | None = LENGTH) -> Exam
 
 def unpadded(example: Example) -> dict[str, Tensor]:
     """What a processor gives, without padding."""
-    whole = len(example.ids)
-    cut = {
-        name: each[:, : example.length] if each.shape == (1, whole) else each for name, each in example.inputs.items()
-    }
+    cut = {name: each[:, : example.length] if name in BY_TOKEN else each for name, each in example.inputs.items()}
     return {"input_ids": example.ids[None, : example.length], **cut}
 
 

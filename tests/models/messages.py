@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from transformers import ProcessorMixin
 
+from gac.measurement.images import BY_TOKEN
 from gac.testing.models import tiny_tokenizer
 from tests.models.wrappers import IMAGE_TOKEN, image_inputs, wrapper_config, wrapper_model
 
@@ -68,7 +69,7 @@ class SmallProcessor(ProcessorMixin):
     def __init__(self, model: Any) -> None:
         self.tokenizer, self._inputs = tiny_tokenizer(), image_inputs(model)
         self._features = int((self._inputs.pop("input_ids") == IMAGE_TOKEN).sum())
-        self._of_tokens = [name for name in self._inputs if name.endswith(("attention_mask", "token_type_ids"))]
+        self._of_tokens = [name for name in self._inputs if name in BY_TOKEN]
 
     def apply_chat_template(self, conversation: Any, **_options: Any) -> Any:
         ids, brightness = list[int](), list[float]()
