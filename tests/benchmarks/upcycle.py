@@ -85,12 +85,12 @@ def main() -> None:
     write(asked.output, **figures, layers=layers)
 
 
-def training_windows(loaded: Loaded, own: int, length: int, seed: int) -> Tensor:
+def training_windows(loaded: Loaded, sampled: int, length: int, seed: int) -> Tensor:
     """Windows of both texts, shape ``(windows, length)``, in an order of their own."""
     model, tokenizer = loaded.model, loaded.tokenizer
     digest = targeted_digest(loaded, family_of(model.config).sites(model.config))
     wiki = every_window(SAMPLE_TEXTS[0], tokenizer, length).ids
-    written = sampled_windows(model, tokenizer, digest, seed, ALONE, True, own, length).ids
+    written = sampled_windows(model, tokenizer, digest, seed, ALONE, True, sampled, length).ids
     ids = torch.cat([wiki, written])
     return ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
 
