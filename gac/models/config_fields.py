@@ -70,7 +70,7 @@ def check_config(config: Any) -> None:
     if len(kinds) != config.num_hidden_layers:
         raise ValueError(f"layer_types has {len(kinds)} entries, and not {config.num_hidden_layers}, one a layer")
     family = family_of(config)
-    known = (_FULL, family.mixer.kind if family.mixer else _SLIDING, *([ALONE] if family.divided else []))
+    known = (_FULL, family.mixer.kind if family.mixer else family.window, *([ALONE] if family.divided else []))
     if wrong := [kind for kind in kinds if kind not in known]:
         raise _wrong("layer_types", wrong[0], " or ".join(known))
     if _SLIDING in kinds and getattr(config, "sliding_window", None) is None:

@@ -8,13 +8,16 @@ from types import MappingProxyType
 from typing import Any
 
 from gac.core.errors import ModelError
+from gac.models.experts import BETWEEN, BY_KIND, EVERYWHERE, LISTED, STEPPED, Experts, SharedExpert, behind
 from gac.models.family import FIXED_HEADS, MOST_LAYERS, Family, ResidualPath, model_type_of, text_config
 from gac.models.mixers import (
     BAMBA,
     FALCON_H1,
     GATED_DELTA_NET,
+    LATENT_ATTENTION,
     LFM2_WIDTH,
     NEMOTRON_H,
+    QWEN3_NEXT,
     SHORT_CONVOLUTION,
     falcon_h1_factors,
 )
@@ -60,7 +63,150 @@ _BLOOM = partial(
     _GPT, qkv=("self_attention.query_key_value",), output="self_attention.dense", skips=(False, False), **_FOUR_TIMES
 )
 
+_SHARED = SharedExpert("mlp.shared_experts", ("moe_intermediate_size", "n_shared_experts"))
+_QWEN_SHARED = SharedExpert(
+    "mlp.shared_expert", ("shared_expert_intermediate_size",), adds=False, gate="mlp.shared_expert_gate"
+)
+_GRANITE = Experts(
+    EVERYWHERE,
+    count="num_local_experts",
+    width="intermediate_size",
+    shared=SharedExpert("shared_mlp", ("shared_intermediate_size",), ("input_linear",), "output_linear", blocks=2),
+    block="block_sparse_moe",
+    router="block_sparse_moe.router",
+    stack="block_sparse_moe.experts",
+)
+_WIDE = partial(Experts, EVERYWHERE, width="intermediate_size")
+_ROUTED = partial(Experts, count="n_routed_experts", shared=_SHARED)
+_DENSE_FIRST = _ROUTED(behind("first_k_dense_replace"))
+_LATENT = partial(Family, mixer=LATENT_ATTENTION, skips=(False, True))
+
+_MIXTURES = (
+    Family(("qwen3_moe",), experts=Experts(STEPPED), towers=("qwen3_omni_moe_text", "qwen3_vl_moe_text")),
+    Family(("qwen2_moe",), experts=Experts(STEPPED, shared=_QWEN_SHARED)),
+    Family(("qwen3_next",), gated=True, mixer=QWEN3_NEXT, experts=Experts(STEPPED, shared=_QWEN_SHARED)),
+    Family(
+        ("qwen3_5_moe_text",), gated=True, mixer=GATED_DELTA_NET, experts=Experts(EVERYWHERE, shared=_QWEN_SHARED)
+    ),
+    Family(("mixtral", "minimax_m2"), experts=_WIDE(count="num_local_experts")),
+    Family(("olmoe",), experts=_WIDE()),
+    Family(
+        ("flex_olmo",),
+        norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        before=("", ""),
+        experts=_WIDE(),
+    ),
+    Family(("phimoe",), experts=_WIDE(count="num_local_experts", router="mlp.router")),
+    Family(("gpt_oss",), experts=_WIDE(count="num_local_experts", router="mlp.router", biased=True)),
+    Family(("granitemoe",), factor="residual_multiplier", experts=replace(_GRANITE, shared=None)),
+    Family(("granitemoeshared", "granitemoe_swa"), factor="residual_multiplier", experts=_GRANITE),
+    Family(("glm4_moe", "dots1", "sarvam_moe"), experts=_DENSE_FIRST, towers=("glm4v_moe_text",)),
+    Family(("solar_open",), experts=_ROUTED(EVERYWHERE)),
+    Family(("mellum",), experts=Experts(BY_KIND, count="num_local_experts")),
+    Family(
+        ("exaone_moe", "hy_v3"),
+        experts=Experts(BY_KIND, shared=replace(_SHARED, width=("moe_intermediate_size", "num_shared_experts"))),
+    ),
+    Family(
+        ("flint",),
+        experts=Experts(STEPPED, shared=SharedExpert("mlp.shared_expert", ("shared_expert_intermediate_size",))),
+    ),
+    Family(
+        ("ernie4_5_moe",),
+        experts=Experts(
+            BETWEEN,
+            "moe_num_experts",
+            "moe_k",
+            shared=replace(_SHARED, width=("moe_intermediate_size", "moe_num_shared_experts")),
+        ),
+    ),
+    Family(
+        ("hunyuan_v1_moe",),
+        experts=_WIDE(
+            active="moe_topk", router="mlp.gate.wg", shared=SharedExpert("mlp.shared_mlp", ("intermediate_size",))
+        ),
+    ),
+    Family(
+        ("cohere2_moe",),
+        before=("", ""),
+        neurons="prefix_dense_intermediate_size",
+        experts=Experts(
+            BY_KIND,
+            width="intermediate_size",
+            shared=replace(_SHARED, width=("intermediate_size", "num_shared_experts"), adds=False),
+        ),
+    ),
+    Family(
+        ("afmoe",),
+        norms=("post_attention_layernorm", "post_mlp_layernorm"),
+        before=("input_layernorm", "pre_mlp_layernorm"),
+        gated=True,
+        gate="self_attn.gate_proj",
+        experts=Experts(
+            behind("num_dense_layers"),
+            router="mlp.router",
+            shared=replace(_SHARED, width=("moe_intermediate_size", "num_shared_experts")),
+        ),
+    ),
+    Family(
+        ("kolibri1",),
+        norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
+        experts=Experts(
+            EVERYWHERE,
+            count="num_local_experts",
+            shared=replace(_SHARED, width=("shared_expert_intermediate_size",)),
+        ),
+    ),
+    Family(
+        ("llama4_text",),
+        neurons="intermediate_size_mlp",
+        window="chunked_attention",
+        up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+        down="feed_forward.down_proj",
+        experts=Experts(
+            LISTED,
+            count="num_local_experts",
+            width="intermediate_size",
+            shared=SharedExpert("feed_forward.shared_expert", ("intermediate_size",), adds=False),
+            block="feed_forward",
+            router="feed_forward.router",
+            stack="feed_forward.experts",
+        ),
+    ),
+    Family(
+        ("lfm2_moe",),
+        last_norm="model.embedding_norm",
+        output="self_attn.out_proj",
+        up=("feed_forward.w1", "feed_forward.w3"),
+        down="feed_forward.w2",
+        before=("operator_norm", "ffn_norm"),
+        mixer=SHORT_CONVOLUTION,
+        experts=Experts(
+            behind("num_dense_layers"),
+            block="feed_forward",
+            router="feed_forward.gate",
+            stack="feed_forward.experts",
+        ),
+    ),
+    Family(
+        ("aria_text",),
+        experts=Experts(
+            EVERYWHERE,
+            "moe_num_experts",
+            "moe_topk",
+            "intermediate_size",
+            router="mlp.router",
+            shared=replace(_SHARED, width=("intermediate_size", "moe_num_shared_experts")),
+        ),
+    ),
+    _LATENT(("deepseek_v2", "deepseek_v3", "mistral4", "sarvam_mla"), experts=_DENSE_FIRST),
+    _LATENT(("glm4_moe_lite",), experts=_ROUTED(BY_KIND)),
+    _LATENT(("axk1",), experts=_ROUTED(BY_KIND, shared=replace(_SHARED, adds=False))),
+    _LATENT(("youtu",)),
+)
+
 _ALL = (
+    *_MIXTURES,
     Family(LLAMA, towers=LLAMA_TOWERS),
     Family(("qwen3_5_text",), gated=True, mixer=GATED_DELTA_NET),
     Family(
@@ -71,6 +217,7 @@ _ALL = (
         neurons="shared_intermediate_size",
         factor="residual_multiplier",
         mixer=BAMBA,
+        experts=_GRANITE,
     ),
     Family(
         ("bamba",),
@@ -235,8 +382,10 @@ _DECODERS = {
         *("mistral3", "moss_transcribe_diarize", "ovis2", "paddleocr_vl", "paligemma", "pp_chart2table"),
         *("qianfan_ocr", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl", "video_llama_3"),
         *("video_llava", "vipllava"),
+        *("aria", "glm4v_moe", "kimi_k25", "qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl_moe"),
     ),
     "model": ("phi4_multimodal",),
+    "language_model.model": ("llama4",),
     "model.text_model": ("emu3", "granite_docling", "idefics2", "idefics3", "smolvlm"),
 }
 _WRAPPERS: Mapping[str, str] = MappingProxyType(
@@ -268,8 +417,13 @@ def family_of(config: Any) -> Family:
     model_type = model_type_of(config)
     decoder, experts = _WRAPPERS.get(model_type), _experts(config)
     family = _FAMILIES.get(model_type if decoder is None else model_type_of(text_config(config)))
-    if family is not None and family.mixer and family.mixer.kind not in text_config(config).layer_types:
+    text = text_config(config)
+    if family is not None and family.mixer and family.mixer.kind not in ("", *(getattr(text, "layer_types", None) or ())):
         family = replace(family, mixer=None)
+    if family is not None and family.experts:
+        experts = 0
+        if not getattr(text, family.experts.count, None):
+            family = replace(family, experts=None)
     if family is not None and not experts:
         return family if decoder is None else family.within(decoder)
     kind, expected, remedy = "", f"a supported architecture ({', '.join(supported())})", _OTHER
@@ -328,4 +482,4 @@ def _experts(config: Any) -> int:
     parts = (config, text, getattr(config, "ffn_config", None))
     counts = (getattr(part, name, None) for part in parts for name in _EXPERTS)
     most = max((max(count) if isinstance(count, (list, tuple)) else count for count in counts if count), default=0)
-    return most if most > 1 or model_type_of(text) == "granitemoehybrid" else 0  # which routes to a single one too
+    return most if most > 1 else 0

@@ -8,7 +8,8 @@ from typing import Any
 
 from gac.core.errors import ModelError, PlanError
 from gac.models.attentions import heads_of
-from gac.models.mixers import Mixer, Width
+from gac.models.experts import Experts, RoutedParams
+from gac.models.mixers import LatentAttention, Mixer, Width
 from gac.models.sites import LARGEST_SIZE, Side, Site, Weight, check_weight
 from gac.runtime.contract import COMPRESSED
 
@@ -19,12 +20,16 @@ ALONE = "mlp"  # the kind of layers that are an MLP alone
 
 LAYER_NORMS = (
     *("biogpt", "bloom", "codegen", "ctrl", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "jais2"),
-    *("modernbert-decoder", "mpt", "nanochat", "nemotron", "olmo", "opt", "persimmon", "starcoder2", "xglm"),
+    *("modernbert-decoder", "mpt", "nanochat", "nemotron", "olmo", "opt", "persimmon", "phimoe", "starcoder2", "xglm"),
 )
 """Architectures with a LayerNorm, or a norm without gains, before attention and MLP; no kernel quantises its output."""
 
-FIXED_HEADS = ("biogpt", "gptj", "nemotron", "olmo2", "olmo3", "opt", "stablelm", "xglm")
-"""Architectures whose attention needs the number of heads of the config, or whose norms pass over all heads."""
+FIXED_HEADS = (
+    *("biogpt", "flex_olmo", "flint", "gpt_oss", "gptj", "granite_swa", "granitemoe_swa", "minimax_m2", "nemotron"),
+    *("olmo2", "olmo3", "olmoe", "opt", "stablelm", "xglm"),
+)
+"""Architectures whose attention needs the number of heads of the config, as those with sinks do, or whose norms pass
+over all heads."""
 
 
 def text_config(config: Any) -> Any:
@@ -73,7 +78,10 @@ class Family:
     # Attentions (and mixers), and MLPs, return what the output weight wrote, and neither multiply nor add it.
     skips: tuple[bool, bool] = (True, True)
     gated: bool = False  # a gate comes with the queries, and multiplies what the output weight of attention reads
-    mixer: Mixer | None = None  # in the place of attention, or beside it, in layers of another kind
+    gate: str | None = None  # the linear weight of that gate, where it is not in that of the queries
+    window: str = "sliding_attention"  # the config's word for the attention of a window
+    mixer: Mixer | LatentAttention | None = None  # in the place of attention, or beside it, in layers of another kind
+    experts: Experts | None = None  # in the place of the MLP, in layers that route their tokens
     divided: bool = False  # a layer is an attention, a mixer or an MLP alone, as its kind says
     towers: tuple[str, ...] = ()  # model types of configs that only multimodal models have, in ``text_config``
     inside: str = ""  # the name of the decoder within a multimodal model; empty where the model is the decoder alone
@@ -95,10 +103,23 @@ class Family:
                     sites.append(Site(named.name, layer, named.name.rpartition(".")[2], (named,)))
             if self.divided and config.layer_types[layer] != ALONE:
                 continue
-            mlp = self._blocked(self._mlp(config), self.skips[1] and layer > 0 and "." in self.down)
-            weights = tuple(_with_prefix(prefix, weight, from_norms) for weight in mlp)
-            sites.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
+            if mlp := tuple(self._feed_forward(config, layer)):
+                skippable = self.skips[1] and layer > 0 and "." in mlp[-1].name
+                weights = tuple(_with_prefix(prefix, each, from_norms) for each in self._blocked(mlp, skippable))
+                sites.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
         return tuple(sites)
+
+    def routed_params(self, config: Any) -> RoutedParams | None:
+        """Parameters of all routed experts, which no choice changes; None where there are none."""
+        routing = self.routing_blocks(config)
+        of_layer = self.experts.params(text_config(config)) if self.experts and routing else None
+        return None if of_layer is None else RoutedParams(len(routing) * of_layer.params, len(routing) * of_layer.active)
+
+    def routing_blocks(self, config: Any) -> dict[int, str]:
+        """The names of the modules that route tokens to experts, by layer."""
+        config = text_config(config)
+        layers = range(config.num_hidden_layers) if self.experts else ()
+        return {layer: f"{self.layers}.{layer}.{routes.block}" for layer in layers if (routes := self._routes(config, layer))}
 
     def sizes(self, config: Any) -> tuple[Any, ...]:
         """The values of the config that determine the sizes in ``sites``; errors as there."""
@@ -106,7 +127,7 @@ class Family:
         self._check(config)
         names = ["num_hidden_layers", *_SIZES, *_CACHED, *filter(None, [self.neurons, self.pre_norm, self.normed])]
         names += ["layer_types", *self.mixer.keys] if self.mixer else []
-        names += self.width.keys if self.width else []
+        names += [*(self.width.keys if self.width else ()), *(self.experts.keys if self.experts else ())]
         return (model_type_of(config), *(getattr(config, name, None) for name in names))
 
     def within(self, decoder: str) -> "Family":
@@ -117,7 +138,8 @@ class Family:
     def residual_path(self, config: Any, weight: str) -> ResidualPath:
         config = text_config(config)
         prefix, layer, name = re.split(r"\.(\d+)\.", weight, maxsplit=1)
-        norm = f"{prefix}.{layer}.{self.norms[name == self.down]}" if self.norms and self._has_norms(config) else None
+        behind = name == self.down or (self.experts is not None and name.startswith(self.experts.block))
+        norm = f"{prefix}.{layer}.{self.norms[behind]}" if self.norms and self._has_norms(config) else None
         if callable(self.factor):
             return ResidualPath(norm, self.factor(config)[name])
         return ResidualPath(norm, getattr(config, self.factor) if self.factor else 1.0)
@@ -125,6 +147,8 @@ class Family:
     def norms_of(self, block: str) -> tuple[str, ...]:
         """The input and output norms of this attention or MLP alone, given by its name."""
         layer, _, name = block.rpartition(".")
+        if self.experts and self.experts.shared and block.endswith(f".{self.experts.shared.name}"):
+            return ()  # the routed experts read what the norm puts out
         index = int(name == _owner(self.down))
         norms = (self.before[index], (self.norms or ("", ""))[index])
         return tuple(f"{layer}.{norm}" for norm in norms if norm)
@@ -141,11 +165,18 @@ class Family:
         if model_type_of(config) in LAYER_NORMS or self.divided:
             return {}
         # Mixers mask the states of padding before they read them, so they read no output of a norm.
-        readers = (self.qkv if self._mixer(config, layer) is None else (), self.up)
+        readers = (
+            () if self._mixer(config, layer) else self.qkv,
+            () if self._routes(config, layer) else self.up,
+        )
         return {norm: names for norm, names in zip(self.before, readers, strict=True) if norm and names}
 
-    def _mixer(self, config: Any, layer: int) -> Mixer | None:
-        return self.mixer if self.mixer and config.layer_types[layer] == self.mixer.kind else None
+    def _mixer(self, config: Any, layer: int) -> Mixer | LatentAttention | None:
+        everywhere = self.mixer is not None and not self.mixer.kind
+        return self.mixer if everywhere or (self.mixer and config.layer_types[layer] == self.mixer.kind) else None
+
+    def _routes(self, config: Any, layer: int) -> Experts | None:
+        return self.experts if self.experts and self.experts.are_in(config, layer) else None
 
     def _mixing(self, config: Any, layer: int) -> Iterator[Iterator[Weight]]:
         """The weights of what stands before the MLP: the mixer's, then those of attention."""
@@ -169,8 +200,12 @@ class Family:
             if size is not None and not 1 <= size <= most:
                 raise ModelError(f"a config with {name} {size}", f"1 to {most:,}", "Check config.json.")
         try:
+            if self.experts:
+                self.experts.check(config)
+            kinds = {bool(self._routes(config, layer)): layer for layer in range(config.num_hidden_layers)}
             others = self.mixer.weights(config) if self.mixer else ()
-            for weight in (*self._attention(config), *others, *self._mlp(config)):
+            mlps = (weight for layer in kinds.values() for weight in self._feed_forward(config, layer))
+            for weight in (*self._attention(config), *others, *mlps):
                 check_weight(weight)
         except PlanError as failure:
             raise ModelError(f"a config whose {failure.given}", failure.expected, "Check config.json.") from failure
@@ -186,8 +221,10 @@ class Family:
         q_proj, k_proj, v_proj = self.qkv
         shared = partial(Weight, in_features=hidden, input_group=_owner(q_proj))
         if self.gated:  # values, heads and queries do not change alone then
-            yield shared(q_proj, 2 * query)
+            yield shared(q_proj, query if self.gate else 2 * query)
             yield from (shared(name, key, cached=True) for name in (k_proj, v_proj))
+            if self.gate:
+                yield shared(self.gate, query)
             yield output(self.output, hidden, query)
             return
         drops_heads = model_type_of(config) not in FIXED_HEADS and not getattr(config, "use_qk_norm", False)
@@ -205,15 +242,30 @@ class Family:
     def _has_norms(self, config: Any) -> bool:
         return self.normed is None or bool(getattr(config, self.normed))
 
-    def _mlp(self, config: Any) -> Iterator[Weight]:
-        hidden = config.hidden_size
-        neurons = (getattr(config, self.neurons) if self.neurons else None) or 4 * hidden
+    def _feed_forward(self, config: Any, layer: int) -> Iterator[Weight]:
+        """The weights of a layer's MLP, or of its shared expert; none where every expert is routed."""
+        routes, writing = self._routes(config, layer), self._writing(config)
+        if routes is None:
+            yield from _mlp(config.hidden_size, self._neurons(config), self.up, self.down, self.blocks, writing)
+        elif (width := routes.shared_width(config)) and (shared := routes.shared):
+            up, down = tuple(f"{shared.name}.{name}" for name in shared.up), f"{shared.name}.{shared.down}"
+            to_residual = shared.adds and self.norms is None
+            writing = partial(writing, **({} if to_residual else {"to_residual": False}))
+            yield from _mlp(config.hidden_size, width, up, down, shared.blocks, writing)
+
+    def _neurons(self, config: Any) -> int:
         if self.width is not None:
-            neurons = self.width.of(*(getattr(config, key) for key in self.width.keys))
-        group = _owner(self.up[0]) if len(self.up) > 1 else None
-        for name in self.up:
-            yield Weight(name, self.blocks * neurons, hidden, neurons="out", input_group=group, blocks=self.blocks)
-        yield self._writing(config)(self.down, hidden, neurons, neurons="in")
+            return self.width.of(*(getattr(config, key) for key in self.width.keys))
+        return (getattr(config, self.neurons) if self.neurons else None) or 4 * config.hidden_size
+
+
+def _mlp(
+    hidden: int, neurons: int, up: tuple[str, ...], down: str, blocks: int, writing: partial[Weight]
+) -> Iterator[Weight]:
+    group = _owner(up[0]) if len(up) > 1 else None
+    for name in up:
+        yield Weight(name, blocks * neurons, hidden, neurons="out", input_group=group, blocks=blocks)
+    yield writing(down, hidden, neurons, neurons="in")
 
 
 def _with_prefix(prefix: str, weight: Weight, from_norms: Container[str]) -> Weight:
