@@ -88,8 +88,10 @@ def resolve(
     RULES.get(recipe.rule).check(recipe)
     family = family_of(config)
     split = getattr(config, "base_model_tp_plan", (family.output,)) or ()
-    if run.tensor_parallel > 1 and (family.mixer or not any(name.endswith(family.output) for name in split)):
-        problem = f"tensor_parallel={run.tensor_parallel} for a {config.model_type}, which transformers does not divide"
+    undivided = family.mixer or family.experts or not any(name.endswith(family.output) for name in split)
+    if run.tensor_parallel > 1 and undivided:
+        reason = "a mixture of experts" if family.experts else "which transformers does not divide"
+        problem = f"tensor_parallel={run.tensor_parallel} for a {config.model_type}, {reason}"
         expected = "an architecture with a base_model_tp_plan in transformers that divides every layer"
         raise ModelError(problem, expected, "Plan for one GPU (tensor_parallel=1).")
     targeted = family.sites(config)

@@ -68,13 +68,14 @@ class Norm(ToStream):
 
 
 def ways_of(model: nn.Module, weights: Sequence[Weight]) -> dict[str, ToStream]:
-    """The ways of those weights that write to the residual stream, by name."""
+    """The ways of those weights that write to the residual stream, and of blocks with routed experts, by name."""
     family = family_of(model.config)
     ways: dict[str, ToStream] = {}
-    for weight in (weight for weight in weights if weight.to_residual):
-        path = family.residual_path(model.config, weight.name)
+    names = [weight.name for weight in weights if weight.to_residual]
+    for name in (*names, *family.routing_blocks(model.config).values()):
+        path = family.residual_path(model.config, name)
         norm = None if path.norm is None else model.get_submodule(path.norm)
-        ways[weight.name] = ToStream(path.factor) if norm is None else Norm(norm, path.factor)
+        ways[name] = ToStream(path.factor) if norm is None else Norm(norm, path.factor)
     return ways
 
 
@@ -103,7 +104,7 @@ class PairedRun:
         model: a causal LM, dense; whoever calls puts compressed weights in and takes them out between the passes.
         layers: its decoder layers, in order.
         windows: token ids, int64, shape ``(windows, tokens)``.
-        ways: those of its weights that write to the residual stream into it, by name.
+        ways: those of its weights, and blocks with routed experts, that write to the residual stream, by name.
         ends: what the compressed model has for embedding and head, by name, where it has others.
         cut: a window at which a new part begins, for what is before is summed by itself.
     """
@@ -121,6 +122,7 @@ class PairedRun:
         cut: int,
     ) -> None:
         self._model, self._layers, self._windows, self._ways, self._ends = model, layers, windows, ways, ends
+        self._routing = family_of(model.config).routing_blocks(model.config)
         self._stack = LayerStack(model, layers)
         self._dense: list[Tensor] = []
         self._ours: list[Tensor] = []
@@ -151,7 +153,7 @@ class PairedRun:
         self._ours = self._entered() if self._ends else list(self._dense)
 
     def dense_pass(self, layer: int, stages: Sequence[Sequence[Weight]]) -> Seen:
-        """Take the dense states through a layer, which only adds to the residual stream what its weights write.
+        """Take the dense states through a layer, which only adds what its weights and routed experts write.
 
         ``stages`` are its weights in the order in which they run, those that read the same input together.
         """
@@ -161,12 +163,17 @@ class PairedRun:
         entered, outputs = self._dense, []
         hooks = {name: self._input_to(heard) for name, heard in read.items()}
         hooks |= {name: self._output_to(heard) for name, heard in written.items()}
+        routing, routed = self._routing.get(layer), list[Tensor]()
+        if routing is not None:
+            hooks[routing] = self._output_to(routed)
         with listening(self._model, hooks):
             for hidden in entered:
                 outputs.append(self._run(layer, hidden))
         if written:
             device = next(self._layers[layer].parameters()).device
-            added = [self._ways[name].added(tensors[0].to(device)) for name, tensors in written.items()]
+            outside = {name: heard for name, heard in written.items() if not name.startswith(f"{routing}.")}
+            outside |= {routing: routed} if routing is not None else {}
+            added = [self._ways[name].added(tensors[0].to(device)) for name, tensors in outside.items()]
             _check_added(layer, entered[0], outputs[0], added)
         self._dense = outputs
         return Seen(entered, written, read)
@@ -256,7 +263,9 @@ class PairedRun:
 
     def _output_to(self, heard: list[Tensor]) -> Callable[..., None]:
         # A copy, because Falcon's layers add to it in place.
-        return lambda _module, _inputs, output: heard.append(self._kept(output.clone()))
+        return lambda _module, _inputs, output: heard.append(
+            self._kept((output if isinstance(output, Tensor) else output[0]).clone())
+        )
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from gac.models.mixers import (
     SHORT_CONVOLUTION,
     falcon_h1_factors,
 )
+from gac.runtime.contract import experts_of
 
 __all__ = [
     "FIXED_HEADS",
@@ -415,7 +416,7 @@ def family_of(config: Any) -> Family:
     A ModelError names what makes it another kind of model.
     """
     model_type = model_type_of(config)
-    decoder, experts = _WRAPPERS.get(model_type), _experts(config)
+    decoder, experts = _WRAPPERS.get(model_type), experts_of(config)
     family = _FAMILIES.get(model_type if decoder is None else model_type_of(text_config(config)))
     text = text_config(config)
     if family is not None and family.mixer and family.mixer.kind not in ("", *(getattr(text, "layer_types", None) or ())):
@@ -437,7 +438,6 @@ def family_of(config: Any) -> Family:
 
 
 _OTHER = "Use a model of one of these architectures."
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _RECURRENT = re.compile(
     r"mamba_\w+|ssm_\w+|state_size|conv_kernel|conv_L_cache|linear_num_\w+|block_types|rescale_every|qk_dim_factor"
 )
@@ -451,7 +451,7 @@ def _another_kind(config: Any) -> tuple[str, str, str] | None:
         return ", an encoder-decoder", "a decoder alone", _DECODER
     if kinds & _RECURRENT_LAYERS or any(map(_RECURRENT.fullmatch, dir(text))):
         return ", with layers of state spaces, convolutions or linear attention", "attention in every layer", _DECODER
-    if _experts(config):
+    if experts_of(config):
         return None
     if text is not config or hasattr(config, "vision_config"):
         kind = f", a multimodal model {_NOT_TAKEN.get(model_type_of(config), f'around a {model_type_of(text)}')}"
@@ -473,13 +473,3 @@ _NOT_TAKEN = {
 }
 """Multimodal models around a decoder of a supported layout, and what keeps them from being taken."""
 _DECODER = "Use a decoder that transformers loads as a causal language model, such as Llama."
-
-
-def _experts(config: Any) -> int:
-    text = text_config(config)
-    if model_type_of(text) == "nemotron_h" and "moe" not in text.layer_types:
-        return 0  # its configs state a number all the same
-    parts = (config, text, getattr(config, "ffn_config", None))
-    counts = (getattr(part, name, None) for part in parts for name in _EXPERTS)
-    most = max((max(count) if isinstance(count, (list, tuple)) else count for count in counts if count), default=0)
-    return most if most > 1 else 0

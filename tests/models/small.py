@@ -1,13 +1,15 @@
 """Small random models: one of each layout for property tests, all of them for the round trip."""
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from gac.models.families import family_of, supported
+from gac.models.families import Family, family_of, supported
 from gac.models.sites import Weight
+from gac.runtime.architectures import factory_of
 
 SMALL = {
     "vocab_size": 258,
@@ -22,6 +24,23 @@ SMALL = {
     "pad_token_id": 257,
 }
 NEURONS = 176
+EXPERTS, EXPERT_NEURONS = 8, 48
+_DELTA_NETS = {
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+}
+_LATENTS = {
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "head_dim": 16,
+}
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 ODD: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 16, "mamba_d_state": 16},
     "codegen": {"rotary_dim": 8},
@@ -54,6 +73,13 @@ ODD: dict[str, dict[str, Any]] = {
         "block_ffn_dim_multiplier": 1.5,
         "intermediate_size": NEURONS,
     },
+    "cohere2_moe": {"num_shared_experts": 1, "prefix_dense_intermediate_size": NEURONS, "rms_norm_eps": 1e-5},
+    "deepseek_v2": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2},
+    "hunyuan_v1_moe": {"num_experts": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mistral4": {"head_dim": 32},
+    "llama4_text": {"interleave_moe_layer_step": 2},
     "nemotron_h": {
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
         "mamba_num_heads": 16,
@@ -61,13 +87,7 @@ ODD: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "ssm_state_size": 16,
     },
-    "qwen3_5_text": {
-        "full_attention_interval": 2,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 16,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 8,
-    },
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _DELTA_NETS),
 }
 """What some architectures need besides."""
 
@@ -105,14 +125,28 @@ def small_config(model_type: str, **changed: Any) -> Any:
     if "layer_types" in odd:
         odd["layer_types"] = (odd["layer_types"] * named["num_hidden_layers"])[: named["num_hidden_layers"]]
     fields = odd | {name: named[name] for name in named if name in known}
-    key = family_of(kind(**fields)).neurons
-    return kind(**({key: NEURONS} if key else {}) | fields)
+    if "kv_lora_rank" in known:
+        fields |= _LATENTS | {"num_key_value_heads": named["num_attention_heads"]} | odd
+    family = family_of(kind(**fields))
+    return kind(**({family.neurons: NEURONS} if family.neurons else {}) | _routed(family, known, named) | fields)
+
+
+def _routed(family: Family, known: Collection[str], named: dict[str, Any]) -> dict[str, Any]:
+    """The config's fields of routed experts: two of eight for a token, in all layers but the first where some differ."""
+    if (experts := family.experts) is None:
+        return {}
+    shared = experts.shared.width if experts.shared else ()
+    fields: dict[str, Any] = dict.fromkeys(shared, EXPERT_NEURONS) | dict.fromkeys(_SHARED, 1)
+    fields |= {experts.count: EXPERTS, experts.active: 2, experts.width: EXPERT_NEURONS, "n_group": 2, "topk_group": 1}
+    fields |= dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), 1)
+    fields |= {"mlp_only_layers": [0], "mlp_layer_types": ["dense"] + ["sparse"] * (named["num_hidden_layers"] - 1)}
+    return {name: value for name, value in fields.items() if name in known or name in experts.keys}
 
 
 def small_model(config: Any) -> PreTrainedModel:
     """Random weights, the same every time, and biases that are not zero where there are any."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = factory_of(type(config)).from_config(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.1)
@@ -130,3 +164,6 @@ def has_value_weights(model_type: str) -> bool:
 
 
 VALUE_LAYOUTS = tuple(filter(has_value_weights, LAYOUTS))
+
+MIXTURES = tuple(name for name in supported() if family_of(small_config(name)).experts)
+"""With routed experts in some layers."""
