@@ -43,6 +43,13 @@ class ToStream:
         return more if self._factor == 1 else more / self._factor
 
 
+class Blended(ToStream):
+    """Outputs are gated, or pass a norm with others: the weight makes up for nothing that was lost before it."""
+
+    def step(self, outputs: Tensor, more: Tensor) -> Tensor:
+        return torch.zeros_like(more)
+
+
 class Norm(ToStream):
     """Outputs pass an RMS norm: a(y) = s g y with gains g times the factor, and s = 1 / rms(y), from what it returns.
 
@@ -74,8 +81,8 @@ def ways_of(model: nn.Module, weights: Sequence[Weight]) -> dict[str, ToStream]:
     names = [weight.name for weight in weights if weight.to_residual]
     for name in (*names, *family.routing_blocks(model.config).values()):
         path = family.residual_path(model.config, name)
-        norm = None if path.norm is None else model.get_submodule(path.norm)
-        ways[name] = ToStream(path.factor) if norm is None else Norm(norm, path.factor)
+        plain = (Blended if path.blended else ToStream)(path.factor)
+        ways[name] = plain if path.norm is None else Norm(model.get_submodule(path.norm), path.factor)
     return ways
 
 

@@ -19,8 +19,9 @@ _LAYERS = ("num_hidden_layers", "n_layer")
 _SIZES = (
     *("vocab_size", "hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads", "head_dim"),
     *("max_position_embeddings", "n_positions", "sliding_window", "word_embed_proj_dim"),
-    *("intermediate_size", "ffn_dim", "n_inner"),
+    *("intermediate_size", "ffn_dim", "n_inner", "decoder_sparse_step", "moe_layer_interval"),
 )
+_NONE_AT_0 = ("sliding_window",)  # which configs of Qwen 2 with experts state where there is none
 _ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
 _OLD_ROPE_TYPES = ("mrope", "su", "xdrope")  # of Qwen2-VL, the first Phi-3 and HunYuan, which transformers reads
 _SHARES = (
@@ -73,8 +74,8 @@ def check_config(config: Any) -> None:
     known = (_FULL, family.mixer.kind if family.mixer else family.window, *([ALONE] if family.divided else []))
     if wrong := [kind for kind in kinds if kind not in known]:
         raise _wrong("layer_types", wrong[0], " or ".join(known))
-    if _SLIDING in kinds and getattr(config, "sliding_window", None) is None:
-        raise _wrong("sliding_window", None, f"a number of tokens, for layer_types has {_SLIDING}")
+    if _SLIDING in kinds and not (window := getattr(config, "sliding_window", None)):
+        raise _wrong("sliding_window", window, f"a number of tokens, for layer_types has {_SLIDING}")
 
 
 def check_generation_config(folder: Path, error: type[GacError]) -> None:
@@ -103,8 +104,9 @@ def _check_generation(content: Mapping[str, Any]) -> None:
 
 def _check_fields(part: Mapping[str, Any]) -> None:
     for name, value in ((name, value) for name, value in part.items() if value is not None):
-        if name in _SIZES and not (_is_number(value, int) and 1 <= value <= LARGEST_SIZE):
-            raise _wrong(name, value, f"an integer from 1 to {LARGEST_SIZE:,}")
+        least = int(name not in _NONE_AT_0)
+        if name in _SIZES and not (_is_number(value, int) and least <= value <= LARGEST_SIZE):
+            raise _wrong(name, value, f"an integer from {least} to {LARGEST_SIZE:,}")
         if name == "query_pre_attn_scalar" and not (_is_number(value) and value > 0):
             raise _wrong(name, value, "a number above 0")
         if name in _SHARES and not (_is_number(value) and 0 <= value <= 1):

@@ -40,8 +40,7 @@ class SharedExpert:
     up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     blocks: int = 1  # as in ``Family``
-    # The block adds what ``down`` wrote to what the routed experts wrote, in a new tensor, and multiplies it by nothing.
-    adds: bool = True
+    adds: bool = True  # what ``down`` wrote is added as it is, in a new tensor, to what the routed experts wrote
     gate: str | None = None  # the linear weight whose output multiplies it, which stays
 
 

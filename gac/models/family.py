@@ -43,10 +43,14 @@ def model_type_of(config: Any) -> str:
 
 @dataclass(frozen=True)
 class ResidualPath:
-    """The norm (its dotted name) and the factor between the output of a weight and the residual stream, if any."""
+    """The norm (its dotted name) and the factor between the output of a weight and the residual stream, if any.
+
+    ``blended``: on the way it is gated, or passes a norm with what routed experts write.
+    """
 
     norm: str | None = None
     factor: float = 1.0
+    blended: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ class Family:
             if self.divided and config.layer_types[layer] != ALONE:
                 continue
             if mlp := tuple(self._feed_forward(config, layer)):
-                skippable = self.skips[1] and layer > 0 and "." in mlp[-1].name
+                routes = self._routes(config, layer)
+                skippable = self.skips[1] and layer > 0 and "." in mlp[-1].name and not (routes and self._blends(routes))
                 weights = tuple(_with_prefix(prefix, each, from_norms) for each in self._blocked(mlp, skippable))
                 sites.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
         return tuple(sites)
@@ -138,7 +143,10 @@ class Family:
     def residual_path(self, config: Any, weight: str) -> ResidualPath:
         config = text_config(config)
         prefix, layer, name = re.split(r"\.(\d+)\.", weight, maxsplit=1)
-        behind = name == self.down or (self.experts is not None and name.startswith(self.experts.block))
+        routes = self._routes(config, int(layer))
+        behind = name == self.down or (routes is not None and name.startswith(routes.block))
+        if routes and routes.shared and name == f"{routes.shared.name}.{routes.shared.down}" and self._blends(routes):
+            return ResidualPath(blended=True)
         norm = f"{prefix}.{layer}.{self.norms[behind]}" if self.norms and self._has_norms(config) else None
         if callable(self.factor):
             return ResidualPath(norm, self.factor(config)[name])
@@ -249,9 +257,10 @@ class Family:
             yield from _mlp(config.hidden_size, self._neurons(config), self.up, self.down, self.blocks, writing)
         elif (width := routes.shared_width(config)) and (shared := routes.shared):
             up, down = tuple(f"{shared.name}.{name}" for name in shared.up), f"{shared.name}.{shared.down}"
-            to_residual = shared.adds and self.norms is None
-            writing = partial(writing, **({} if to_residual else {"to_residual": False}))
             yield from _mlp(config.hidden_size, width, up, down, shared.blocks, writing)
+
+    def _blends(self, routes: Experts) -> bool:
+        return self.norms is not None or (routes.shared is not None and not routes.shared.adds)
 
     def _neurons(self, config: Any) -> int:
         if self.width is not None:
