@@ -386,7 +386,6 @@ _DECODERS = {
         *("aria", "glm4v_moe", "kimi_k25", "qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl_moe"),
     ),
     "model": ("phi4_multimodal",),
-    "language_model.model": ("llama4",),
     "model.text_model": ("emu3", "granite_docling", "idefics2", "idefics3", "smolvlm"),
 }
 _WRAPPERS: Mapping[str, str] = MappingProxyType(
@@ -451,7 +450,7 @@ def _another_kind(config: Any) -> tuple[str, str, str] | None:
         return ", an encoder-decoder", "a decoder alone", _DECODER
     if kinds & _RECURRENT_LAYERS or any(map(_RECURRENT.fullmatch, dir(text))):
         return ", with layers of state spaces, convolutions or linear attention", "attention in every layer", _DECODER
-    if experts_of(config):
+    if experts_of(config) and model_type_of(config) not in _NOT_TAKEN:
         return None
     if text is not config or hasattr(config, "vision_config"):
         kind = f", a multimodal model {_NOT_TAKEN.get(model_type_of(config), f'around a {model_type_of(text)}')}"
@@ -469,6 +468,7 @@ _IMAGES = "that runs on no text without an image"
 _NOT_TAKEN = {
     **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), _IMAGES),
     **dict.fromkeys(("fast_vlm", "perception_lm"), "whose images are read by a model of the package timm"),
+    "llama4": "whose class in transformers 5.24 runs on no text without an image",
     "shieldgemma2": "that classifies images and writes no text",
 }
 """Multimodal models around a decoder of a supported layout, and what keeps them from being taken."""

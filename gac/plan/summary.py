@@ -93,7 +93,8 @@ def _experts(measured: Measured) -> str:
     if (experts := measured.experts) is None:
         return ""
     share = f"{100 * experts.params / measured.params:.0f} % of the model"
-    return f"routed experts: {_short(experts.params)} parameters, {share}, stay as they are;\na token passes {_short(experts.active)} of them"
+    stay = f"routed experts: {_short(experts.params)} parameters, {share}, stay as they are;"
+    return f"{stay}\n{_short(experts.active)} of them are active for a token"
 
 
 def _short(params: int) -> str:

@@ -1,13 +1,16 @@
 """Small random models: one of each layout for property tests, all of them for the round trip."""
 
+import re
 from collections.abc import Collection
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from gac.models.families import Family, family_of, supported
+from gac.models.linears import as_linear
 from gac.models.sites import Weight
 from gac.runtime.architectures import factory_of
 
@@ -32,13 +35,14 @@ _DELTA_NETS = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 8,
 }
-_LATENTS = {
+LATENTS = {
     "q_lora_rank": 48,
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 16,
     "v_head_dim": 24,
     "head_dim": 16,
+    "num_key_value_heads": 4,
 }
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 ODD: dict[str, dict[str, Any]] = {
@@ -126,12 +130,12 @@ def small_config(model_type: str, **changed: Any) -> Any:
         odd["layer_types"] = (odd["layer_types"] * named["num_hidden_layers"])[: named["num_hidden_layers"]]
     fields = odd | {name: named[name] for name in named if name in known}
     if "kv_lora_rank" in known:
-        fields |= _LATENTS | {"num_key_value_heads": named["num_attention_heads"]} | odd
+        fields |= LATENTS | odd
     family = family_of(kind(**fields))
-    return kind(**({family.neurons: NEURONS} if family.neurons else {}) | _routed(family, known, named) | fields)
+    return kind(**({family.neurons: NEURONS} if family.neurons else {}) | routed(family, known, named) | fields)
 
 
-def _routed(family: Family, known: Collection[str], named: dict[str, Any]) -> dict[str, Any]:
+def routed(family: Family, known: Collection[str], named: dict[str, Any]) -> dict[str, Any]:
     """The config's fields of routed experts: two of eight for a token, in all layers but the first where some differ."""
     if (experts := family.experts) is None:
         return {}
@@ -151,6 +155,20 @@ def small_model(config: Any) -> PreTrainedModel:
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.1)
     return model
+
+
+def linear_weights(model: Any) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of the linear modules of the decoder layers, outside of experts and routers, by their names."""
+    family = family_of(model.config)
+    experts = family.experts
+    left = (experts.router, experts.stack, experts.shared.gate if experts.shared else None) if experts else ()
+    sizes = dict[str, tuple[int, int]]()
+    for name, module in model.named_modules():
+        path = re.match(rf"{re.escape(family.layers)}\.\d+\.(.+)", name)
+        linear = as_linear(module)
+        if path and isinstance(linear, nn.Linear) and not f"{path[1]}.".startswith(tuple(f"{each}." for each in left)):
+            sizes[name] = (linear.out_features, linear.in_features)
+    return sizes
 
 
 def weights_of(config: Any) -> list[Weight]:

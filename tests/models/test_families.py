@@ -1,7 +1,6 @@
 """Sites from a config alone, and the properties of a compressed model of every layout."""
 
 import copy
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,16 @@ from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
 from tests.compression.applying import IDS, applied, logits, smaller_dims, with_dims
 from tests.compression.compressed import MakePlan, share_inputs
-from tests.models.small import LAYOUTS, NEURONS, every_family, every_layout, small_config, small_model, weights_of
+from tests.models.small import (
+    LAYOUTS,
+    NEURONS,
+    every_family,
+    every_layout,
+    linear_weights,
+    small_config,
+    small_model,
+    weights_of,
+)
 from tests.refused import assert_refused
 
 
@@ -70,12 +78,8 @@ def test_an_impossible_size_is_refused(name: str, size: int, message: str, tiny_
 @every_layout
 def test_the_sites_are_all_matrices_of_the_layers(model_type: str) -> None:
     config = small_config(model_type)
-    theirs = {
-        name: tuple(as_linear(module).weight.shape)
-        for name, module in small_model(config).named_modules()
-        if re.search(r"\.\d+\.", name) and isinstance(as_linear(module), nn.Linear)
-    }
-    assert {weight.name: (weight.out_features, weight.in_features) for weight in weights_of(config)} == theirs
+    sizes = {weight.name: (weight.out_features, weight.in_features) for weight in weights_of(config)}
+    assert sizes == linear_weights(small_model(config))
 
 
 class Reading:

@@ -14,7 +14,7 @@ import gac
 from gac.models.families import family_of
 from gac.runtime.architectures import factory_of
 from tests.compression.applying import IDS, logits
-from tests.models.small import MIXTURES, small_config, small_model, weights_of
+from tests.models.small import MIXTURES, linear_weights, small_config, small_model, weights_of
 from tests.models.test_wrappers import CODE
 from tests.small_pipeline import Small, has_state, state_of
 
@@ -40,15 +40,8 @@ def in_layers(model: Any) -> dict[str, tuple[str, nn.Module]]:
 @mixtures
 def test_the_sites_are_the_linear_layers_outside_of_experts_and_routers(model_type: str) -> None:
     config = small_config(model_type)
-    model, experts = small_model(config), family_of(config).experts
-    assert experts is not None
-    left = (experts.router, experts.stack, experts.shared.gate if experts.shared else None)
-    theirs = {
-        name: tuple(module.weight.shape)
-        for name, (path, module) in in_layers(model).items()
-        if isinstance(module, nn.Linear) and not any(path == each or path.startswith(f"{each}.") for each in left)
-    }
-    assert {weight.name: (weight.out_features, weight.in_features) for weight in weights_of(config)} == theirs
+    sizes = {weight.name: (weight.out_features, weight.in_features) for weight in weights_of(config)}
+    assert sizes == linear_weights(small_model(config))
 
 
 @mixtures
