@@ -10,6 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gac.core.errors import GacError
 from gac.core.untrusted import read_model_json
+from gac.models.experts import ROUTED
 from gac.models.families import MOST_LAYERS, family_of, is_supported, text_config
 from gac.models.family import ALONE
 from gac.models.sites import LARGEST_SIZE
@@ -71,7 +72,7 @@ def check_config(config: Any) -> None:
     if len(kinds) != config.num_hidden_layers:
         raise ValueError(f"layer_types has {len(kinds)} entries, and not {config.num_hidden_layers}, one a layer")
     family = family_of(config)
-    known = (_FULL, family.mixer.kind if family.mixer else family.window, *([ALONE] if family.divided else []))
+    known = (_FULL, family.mixer.kind if family.mixer else family.window, *((ALONE, ROUTED) if family.divided else ()))
     if wrong := [kind for kind in kinds if kind not in known]:
         raise _wrong("layer_types", wrong[0], " or ".join(known))
     if _SLIDING in kinds and not (window := getattr(config, "sliding_window", None)):

@@ -12,6 +12,9 @@ from gac.core.errors import ModelError
 from gac.models.sites import LARGEST_SIZE
 
 
+ROUTED = "moe"  # the kind of layers that are a mixture of experts alone
+
+
 @dataclass(frozen=True)
 class RoutedParams:
     """Parameters of the routed experts of a layer or a model, and those of them that work on a token."""
@@ -74,7 +77,7 @@ class Experts:
     def params(self, config: Any) -> RoutedParams:
         """Parameters of the routed experts of a layer that has them."""
         count, active, width = (getattr(config, key) for key in (self.count, self.active, self.width))
-        hidden = config.hidden_size
+        hidden = getattr(config, "moe_latent_size", None) or config.hidden_size
         biases = (self.matrices - 1) * width + hidden if self.biased else 0
         of_expert = self.matrices * width * hidden + biases
         return RoutedParams(count * of_expert, active * of_expert)
@@ -106,6 +109,9 @@ _DENSE, _SPARSE = "dense", "sparse"
 
 EVERYWHERE = Routing((), lambda _layer: True)
 BY_KIND = Routing(("mlp_layer_types",), lambda layer, kinds: kinds[layer] == _SPARSE)
+ALONE = Routing(("layer_types",), lambda layer, kinds: kinds[layer] == ROUTED)
+"""Layers that are a mixture alone (Nemotron-H)."""
+
 LISTED = Routing(("moe_layers",), lambda layer, listed: layer in listed)
 
 

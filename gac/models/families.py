@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gac.core.errors import ModelError
-from gac.models.experts import BETWEEN, BY_KIND, EVERYWHERE, LISTED, STEPPED, Experts, SharedExpert, behind
+from gac.models.experts import ALONE, BETWEEN, BY_KIND, EVERYWHERE, LISTED, STEPPED, Experts, SharedExpert, behind
 from gac.models.family import FIXED_HEADS, MOST_LAYERS, Family, ResidualPath, model_type_of, text_config
 from gac.models.mixers import (
     BAMBA,
@@ -30,6 +30,7 @@ __all__ = [
     "ResidualPath",
     "family_of",
     "is_supported",
+    "mixtures",
     "supported",
     "text_config",
     "wrappers",
@@ -256,6 +257,15 @@ _ALL = (
         before=("norm", "norm"),
         mixer=NEMOTRON_H,
         divided=True,
+        experts=Experts(
+            ALONE,
+            count="n_routed_experts",
+            shared=SharedExpert("mixer.shared_experts", ("moe_shared_expert_intermediate_size",), ("up_proj",)),
+            block="mixer",
+            router="mixer.gate",
+            stack="mixer.experts",
+            matrices=2,
+        ),
     ),
     Family(LLAMA_PARALLEL, before=("", "")),
     Family(LLAMA_NORMED, norms=("post_attention_layernorm", "post_feedforward_layernorm"), before=("", "")),
@@ -404,6 +414,11 @@ def wrappers() -> tuple[str, ...]:
     return tuple(sorted(_WRAPPERS))
 
 
+def mixtures() -> tuple[str, ...]:
+    """Those of ``supported`` that may have routed experts."""
+    return tuple(sorted(model_type for family in _ALL if family.experts for model_type in family.model_types))
+
+
 def is_supported(model_type: str) -> bool:
     """Return whether this is the type of a model that GAC takes, or of a decoder within one."""
     return model_type in _FAMILIES or model_type in _WRAPPERS
@@ -429,8 +444,7 @@ def family_of(config: Any) -> Family:
     kind, expected, remedy = "", f"a supported architecture ({', '.join(supported())})", _OTHER
     if experts:
         kind = f", a mixture of experts ({experts} experts a layer)"
-        expected = "one MLP a layer, which every token passes"
-        remedy = "Use a dense model: mixture-of-experts models are not supported."
+        expected = f"one MLP a layer, which every token passes, or a mixture of a known layout ({', '.join(mixtures())})"
     if family is None:
         kind, expected, remedy = _another_kind(config) or (kind, expected, remedy)
     raise ModelError(f"model type {model_type!r}{kind}", expected, remedy)

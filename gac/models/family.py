@@ -8,7 +8,7 @@ from typing import Any
 
 from gac.core.errors import ModelError, PlanError
 from gac.models.attentions import heads_of
-from gac.models.experts import Experts, RoutedParams
+from gac.models.experts import ROUTED, Experts, RoutedParams
 from gac.models.mixers import LatentAttention, Mixer, Width
 from gac.models.sites import LARGEST_SIZE, Side, Site, Weight, check_weight
 from gac.runtime.contract import COMPRESSED
@@ -105,7 +105,7 @@ class Family:
                 for weight in self._blocked(mixing, self.skips[0] and layer not in counting):
                     named = _with_prefix(prefix, weight, from_norms)
                     sites.append(Site(named.name, layer, named.name.rpartition(".")[2], (named,)))
-            if self.divided and config.layer_types[layer] != ALONE:
+            if self.divided and config.layer_types[layer] not in (ALONE, ROUTED):
                 continue
             if mlp := tuple(self._feed_forward(config, layer)):
                 routes = self._routes(config, layer)
@@ -191,7 +191,7 @@ class Family:
         mixer = self._mixer(config, layer)
         if mixer is not None:
             yield mixer.weights(config)
-        if (mixer is None or mixer.beside) and not (self.divided and config.layer_types[layer] == ALONE):
+        if (mixer is None or mixer.beside) and not (self.divided and config.layer_types[layer] in (ALONE, ROUTED)):
             yield self._attention(config)
 
     def _blocked(self, weights: Iterable[Weight], skippable: bool) -> Iterator[Weight]:
