@@ -11,7 +11,7 @@ from typing import Any
 from gac.core.errors import ModelError
 from gac.models.sites import LARGEST_SIZE
 
-
+STEPS = ("decoder_sparse_step", "moe_layer_interval")
 ROUTED = "moe"  # the kind of layers that are a mixture of experts alone
 
 
@@ -21,9 +21,6 @@ class RoutedParams:
 
     params: int
     active: int
-
-    def __add__(self, other: "RoutedParams") -> "RoutedParams":
-        return RoutedParams(self.params + other.params, self.active + other.active)
 
 
 @dataclass(frozen=True)
@@ -89,6 +86,9 @@ class Experts:
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
                 limit = f"{most:,}, which is {self.count}" if key == self.active else f"{most:,}"
                 raise ModelError(f"a config with {key} {str(value)[:40]}", f"1 to {limit}", "Check config.json.")
+        for key in self.routing.keys:
+            if key in STEPS and (step := getattr(config, key)) < 1:
+                raise ModelError(f"a config with {key} {step}", "1 or more", "Check config.json.")
         count, active = getattr(config, self.count), getattr(config, self.active)
         groups, chosen = (getattr(config, key, None) or 1 for key in ("n_group", "topk_group"))
         if count % groups or not 1 <= chosen <= groups or active > chosen * (count // groups):
@@ -101,7 +101,9 @@ class Experts:
 
 def _check_kinds(kinds: Sequence[str], layers: int) -> None:
     if len(kinds) != layers or not set(kinds) <= {_DENSE, _SPARSE}:
-        problem = f"a config with mlp_layer_types of {len(kinds)} entries ({', '.join(sorted(map(str, {*kinds})))[:40]})"
+        problem = (
+            f"a config with mlp_layer_types of {len(kinds)} entries ({', '.join(sorted(map(str, {*kinds})))[:40]})"
+        )
         raise ModelError(problem, f"{layers}, one a layer, each {_DENSE} or {_SPARSE}", "Check config.json.")
 
 
@@ -121,7 +123,8 @@ def behind(key: str) -> Routing:
 
 
 STEPPED = Routing(
-    ("decoder_sparse_step", "mlp_only_layers"), lambda layer, step, dense: (layer + 1) % step == 0 and layer not in dense
+    ("decoder_sparse_step", "mlp_only_layers"),
+    lambda layer, step, dense: (layer + 1) % step == 0 and layer not in dense,
 )
 """Every so many layers, but for some (Qwen)."""
 

@@ -18,6 +18,8 @@ class Mixer:
     keys: tuple[str, ...]  # of the config, from which the sizes follow
     sizes: Callable[..., tuple[int, ...]]  # outputs of each of the readers, and inputs of ``output``, from their values
     beside: bool = False  # attention is in these layers too, and runs after it
+    # The input norms of its layers, where these have no other norms, and the layers with attention have others.
+    before: tuple[str, str] | None = None
 
     def weights(self, config: Any) -> Iterator[Weight]:
         """The weights in the order in which they run; the last one writes to the residual stream."""
@@ -35,6 +37,7 @@ class LatentAttention:
 
     kind: str = ""
     beside: bool = False
+    before: tuple[str, str] | None = None
     keys: tuple[str, ...] = (
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "num_attention_heads"),
     )
@@ -80,6 +83,22 @@ QWEN3_NEXT = replace(
 
 def _joined(keys: int, gates: int, *rest: int) -> tuple[int, ...]:
     return keys + gates, 2 * rest[0], rest[-1]
+
+
+def _separate_sizes(key_heads: int, value_heads: int, key_length: int, value_length: int) -> tuple[int, ...]:
+    keys, values = key_heads * key_length, value_heads * value_length
+    return keys, keys, values, value_heads, value_heads, values, values
+
+
+OLMO_DELTA_NET = Mixer(
+    "linear_attention",
+    tuple(f"linear_attn.{name}_proj" for name in "qkvbag"),
+    "linear_attn.o_proj",
+    GATED_DELTA_NET.keys,
+    _separate_sizes,
+    before=("input_layernorm", "post_attention_layernorm"),
+)
+"""The same with all weights apart, of OLMo Hybrid."""
 
 
 def _mamba_sizes(heads: int, length: int, groups: int, state: int) -> tuple[int, ...]:
@@ -128,11 +147,8 @@ class Width:
     of: Callable[..., int]
 
 
-def _lfm2_neurons(stated: int, adjusted: bool, factor: float | None, step: int) -> int:
-    if not adjusted:
-        return stated
-    neurons = int(2 * stated / 3)
-    return neurons if factor is None else -(-int(factor * neurons) // step) * step
+def _lfm2_neurons(stated: int, adjusted: bool, factor: float, step: int) -> int:
+    return -(-int(factor * int(2 * stated / 3)) // step) * step if adjusted else stated
 
 
 LFM2_WIDTH = Width(

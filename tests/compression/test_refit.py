@@ -32,7 +32,18 @@ from tests.models.small import TWO_KINDS, every_layout, small_config, small_mode
 from tests.small_pipeline import Small
 
 BEHIND = (
-    *("exaone4", "falcon_h1", "gemma2", "gemma3_text", "glm4", "granite", "granite_swa", "granitemoehybrid"),
+    *(
+        "exaone4",
+        "falcon_h1",
+        "gemma2",
+        "gemma3_text",
+        "gemma4_text",
+        "gemma4_unified_text",
+        "glm4",
+        "granite",
+        "granite_swa",
+        "granitemoehybrid",
+    ),
     *("hyperclovax", "olmo2", "olmo3"),
 )
 """Where a norm or a factor comes before the residual stream."""
