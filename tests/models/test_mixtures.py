@@ -143,13 +143,15 @@ def test_healing_trains_what_the_plan_changes(model_type: str, small: Small) -> 
 
 
 @pytest.mark.parametrize("form", ["low_rank", "narrow", "head_dim", "heads", "skip", "latent"])
-def test_every_form_fits_attention_or_shared_experts(form: str, small: Small, make_plan: MakePlan, tmp_path: Path) -> None:
+def test_every_form_fits_attention_or_shared_experts(
+    form: str, small: Small, make_plan: MakePlan, tmp_path: Path
+) -> None:
     model = deep("glm4_moe")
     takes = [w for w in weights_of(model.config) if ".2." in w.name and form_named(form).applies_to(w)]
     assert takes
     names = {w.name for w in takes} & {w.name for w in takes if ".shared_experts." in w.name} or {w.name for w in takes}
     dims = {"low_rank": 8, "narrow": 40, "head_dim": 16, "heads": 1, "skip": 0, "latent": 16}
-    saved = with_dims(model, lambda _weights: {name: (form, dims[form]) for name in names}, make_plan)
+    saved = with_dims(model, lambda _weights: dict.fromkeys(names, (form, dims[form])), make_plan)
     gac.save(saved, tmp_path / "saved", tokenizer=small.tokenizer)
     loaded = gac.load(tmp_path / "saved", verify=True)
     assert has_state(loaded, state_of(saved))
