@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gac.core.errors import ModelError
+from gac.models.experts import ROUTED
 from gac.models.family import FIXED_HEADS, MOST_LAYERS, Family, ResidualPath, model_type_of, text_config
 from gac.models.mixers import (
     BAMBA,
@@ -310,7 +311,7 @@ def family_of(config: Any) -> Family:
         family = replace(family, mixer=None)
     if family is not None and family.experts:
         experts = 0
-        if not getattr(text, family.experts.count, None):
+        if not getattr(text, family.experts.count, None) or (family.divided and ROUTED not in text.layer_types):
             family = replace(family, experts=None)
     linked = "" if family is None else _linked(text)
     if family is not None and not experts and not linked:

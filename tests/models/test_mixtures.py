@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import CONFIG_MAPPING
 
 import gac
 from gac.core.errors import BudgetError, PlanError
@@ -32,14 +33,33 @@ from tests.small_pipeline import Small, has_state, state_of
 
 FEW = ("granitemoeshared", "gpt_oss", "qwen2_moe")
 """A factor and a shared expert beside the block; biases, sinks and transposed experts; a shared expert with a gate."""
+WITH_STATES: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "n_routed_experts": 8,
+        "moe_intermediate_size": 48,
+        "moe_shared_expert_intermediate_size": 80,
+    },
+}
+"""Those whose small configs have no experts, and what they have with them."""
 mixtures = pytest.mark.parametrize(
-    "model_type", [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in MIXTURES if name not in FEW)]
+    "model_type",
+    [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in (*MIXTURES, *WITH_STATES) if name not in FEW)],
 )
 
 
+def config_of(model_type: str, **changed: Any) -> Any:
+    """The small config, with experts."""
+    if model_type not in WITH_STATES:
+        return small_config(model_type, **changed)
+    without = small_config(model_type).to_dict()
+    return CONFIG_MAPPING[model_type](**without | WITH_STATES[model_type])
+
+
 def deep(model_type: str) -> Any:
-    """Four layers, so that some can be skipped."""
-    return small_model(small_config(model_type, num_hidden_layers=4))
+    """Four layers where there can be as many, so that some can be skipped."""
+    return small_model(config_of(model_type, num_hidden_layers=4))
 
 
 def in_layers(model: Any) -> dict[str, tuple[str, nn.Module]]:
@@ -51,14 +71,14 @@ def in_layers(model: Any) -> dict[str, tuple[str, nn.Module]]:
 
 @mixtures
 def test_the_sites_are_the_linear_layers_outside_of_experts_and_routers(model_type: str) -> None:
-    config = small_config(model_type)
+    config = config_of(model_type)
     sizes = {weight.name: (weight.out_features, weight.in_features) for weight in weights_of(config)}
     assert sizes == linear_weights(small_model(config))
 
 
 @mixtures
 def test_parameters_of_routed_experts_follow_from_the_config(model_type: str) -> None:
-    config = small_config(model_type)
+    config = config_of(model_type)
     model, family = small_model(config), family_of(config)
     stacks = [module for path, module in in_layers(model).values() if path == family.experts.stack]
     counted = family.routed_params(config)
