@@ -74,9 +74,7 @@ def resolve(
     if method.forms:
         recipe = _with_method_forms(recipe, method)
     space, run, plain = recipe.space, recipe.deployment, recipe.rule == "loss" and not method.forms
-    family, steps = family_of(config), dict[str, Step]()
-    if family.is_plain and profile.measured_in(STEPS[0], DTYPE):  # in layers that are all alike
-        steps = engine_steps(config, run, profile, space.schemes)
+    steps = engine_steps(config, run, profile, space.schemes) if profile.measured_in(STEPS[0], DTYPE) else {}
     if run.engine is not None:
         engine = ENGINES[run.engine]
         _check_engine(engine, space, run)
@@ -88,6 +86,7 @@ def resolve(
         fuse = "auto" if plain else False
     recipe = replace(recipe, deployment=replace(run, engine=engine.name, fuse=fuse))
     RULES.get(recipe.rule).check(recipe)
+    family = family_of(config)
     split = getattr(config, "base_model_tp_plan", (family.output,)) or ()
     undivided = not family.is_plain or not any(name.endswith(family.output) for name in split)
     if run.tensor_parallel > 1 and undivided:

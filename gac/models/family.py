@@ -206,7 +206,7 @@ class Family:
         mixer = self._mixer(config, layer)
         if mixer is not None:
             yield mixer.weights(config)
-        if (mixer is None or mixer.beside) and not (self.divided and config.layer_types[layer] in (ALONE, ROUTED)):
+        if (mixer is None or mixer.parallel) and not (self.divided and config.layer_types[layer] in (ALONE, ROUTED)):
             yield self._attention(config, layer)
 
     def _attending(self, config: Any, layer: int) -> tuple[str, ...]:

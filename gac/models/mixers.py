@@ -17,7 +17,7 @@ class Mixer:
     output: str  # the weight that writes to the residual stream
     keys: tuple[str, ...]  # of the config, from which the sizes follow
     sizes: Callable[..., tuple[int, ...]]  # outputs of each of the readers, and inputs of ``output``, from their values
-    beside: bool = False  # attention is in these layers too, and runs after it
+    parallel: bool = False  # attention is in these layers too, and runs after it
     # The input norms of its layers, where these have no other norms, and the layers with attention have others.
     before: tuple[str, str] | None = None
 
@@ -36,7 +36,7 @@ class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) in every layer: no form shortens its heads."""
 
     kind: str = ""
-    beside: bool = False
+    parallel: bool = False
     before: tuple[str, str] | None = None
     keys: tuple[str, ...] = (
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "num_attention_heads"),
@@ -114,7 +114,7 @@ BAMBA = Mixer(
 )
 """Mamba 2 (arXiv 2405.21060), also of Granite 4.0: gate, states, B, C and step sizes are one weight."""
 
-FALCON_H1 = replace(BAMBA, kind="hybrid", beside=True)
+FALCON_H1 = replace(BAMBA, kind="hybrid", parallel=True)
 
 NEMOTRON_H = Mixer(
     "linear_attention",

@@ -121,6 +121,12 @@ TWO_KINDS = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "nemotron_h", "ol
 STACKED = ("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "persimmon", "phi3")
 """Queries, keys and values are one weight."""
 
+WITHOUT_HEADS = (
+    *("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "sarvam_mla", "youtu"),
+    *("afmoe", "gemma4_text", "gemma4_unified_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+)
+"""No form shortens or drops heads: latent attention, attention with a gate, values that pass a norm."""
+
 FEW = ("llama", "gemma3_text", "gpt2", "phi3")
 every_layout = pytest.mark.parametrize(
     "model_type", [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS if name not in FEW)]

@@ -14,10 +14,12 @@ from transformers import AutoConfig
 
 import gac
 from gac.core.errors import ModelError
+from gac.core.workloads import Workload
 from gac.models.experts import RoutedParams
 from gac.models.families import family_of
 from gac.models.rotation import rotates_freely
 from gac.models.sites import Weight
+from gac.plan.engines import steps_of
 from gac.runtime.plain.modeling_gac import SkippedBlock
 from tests.compression.applying import IDS, logits, with_dims
 from tests.compression.compressed import MakePlan
@@ -179,3 +181,9 @@ def test_layers_that_take_more_than_hidden_states_are_refused_by_what_they_take(
         ModelError, match=r"layers that also take embeddings of their own \(hidden_size_per_layer_input 16\)"
     ):
         family_of(config)
+
+
+def test_whole_steps_of_an_engine_are_of_models_whose_layers_are_alike() -> None:
+    workload = Workload.parse("decode:1@64")
+    assert len(steps_of(small_config("llama"), workload)) == 4
+    assert {steps_of(small_config(model_type), workload) for model_type in (*TWO_KINDS, *GEMMA_4)} == {()}
