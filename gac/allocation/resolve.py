@@ -21,7 +21,7 @@ from gac.allocation.whole_model import in_fractions
 from gac.core.errors import BudgetError, GacError, ModelError, PlanError, ProfileError
 from gac.forms import DEFAULT_FORMS, FORMS, Form, form_named
 from gac.forms.curvature.registry import METHODS
-from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit, fuse_sites
+from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit, fuse_sites, without_misfits
 from gac.forms.tensor_parallel import check_splits
 from gac.models.families import family_of
 from gac.models.sites import Site
@@ -88,12 +88,16 @@ def resolve(
     RULES.get(recipe.rule).check(recipe)
     family = family_of(config)
     split = getattr(config, "base_model_tp_plan", (family.output,)) or ()
-    if run.tensor_parallel > 1 and (not family.is_plain or not any(name.endswith(family.output) for name in split)):
-        problem = f"tensor_parallel={run.tensor_parallel} for a {config.model_type}, which transformers does not divide"
+    undivided = not family.is_plain or not any(name.endswith(family.output) for name in split)
+    if run.tensor_parallel > 1 and undivided:
+        reason = "a mixture of experts" if family.experts else "which transformers does not divide"
+        problem = f"tensor_parallel={run.tensor_parallel} for a {config.model_type}, {reason}"
         expected = "an architecture with a base_model_tp_plan in transformers that divides every layer"
         raise ModelError(problem, expected, "Plan for one GPU (tensor_parallel=1).")
     targeted = family.sites(config)
-    recipe = in_fractions(recipe, targeted, others)
+    recipe = in_fractions(recipe, targeted, others, routed=family.experts is not None)
+    space = replace(space, forms=without_misfits(targeted, space.forms))
+    recipe = replace(recipe, space=space)
     check_forms_fit(targeted, space.forms, config.model_type)
     if recipe.measure.shots == 2:
         check_shots(recipe, method, targeted, config.model_type)

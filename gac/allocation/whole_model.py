@@ -21,12 +21,13 @@ def _dense(sites: Sequence[Site]) -> dict[str, int]:
     return {PARAMS: sum(weight.params for weight in weights), BYTES: counted}
 
 
-def in_fractions(recipe: Recipe, sites: Sequence[Site], others: Mapping[str, int]) -> Recipe:
+def in_fractions(recipe: Recipe, sites: Sequence[Site], others: Mapping[str, int], routed: bool = False) -> Recipe:
     """Return the recipe with each size as the largest fraction of the targeted weights that keeps the model within it.
 
     Args:
         sites: all that are targeted.
         others: what ``gac.measurement.untargeted`` counts.
+        routed: experts are among that.
 
     Raises:
         BudgetError: the weights that are not targeted take the size alone.
@@ -41,7 +42,8 @@ def in_fractions(recipe: Recipe, sites: Sequence[Site], others: Mapping[str, int
             smaller = column == BYTES and recipe.space.head == DEFAULT_SCHEME
             raise BudgetError(
                 f"{option}={asked!r}, of the whole model",
-                f"more than {others[column]:,} {COSTS[column].unit}, which embeddings, head, norms and biases take",
+                f"more than {others[column]:,} {COSTS[column].unit}, which embeddings, head, norms and biases take"
+                f"{', with the routed experts' if routed else ''}",
                 f"Ask for more than {size_text(column, others[column])}"
                 f"{', or store embedding and head in 8 bits (head=w8a16).' if smaller else '.'}",
             )

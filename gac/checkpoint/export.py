@@ -189,7 +189,7 @@ def _narrow_neurons(stock: Any, plan: Plan) -> None:
     """Make the MLPs of a stock config as wide as the plan's; a CheckpointError if it cannot say the plan's dims."""
     family = family_of(stock)
     widths = [choice.module.sizes["in_features"] for choice in plan.weights if choice.weight.neurons == "in"]
-    if family.neurons:
+    if family.neurons and not family.experts:
         setattr(text_config(stock), family.neurons, widths[0])
     dense = {weight.name: weight for site in family.sites(stock) for weight in site.weights}
     for choice in plan.weights:

@@ -44,6 +44,13 @@ class ToStream:
         return more if self._factor == 1 else more / self._factor
 
 
+class Blended(ToStream):
+    """Outputs are gated, or pass a norm with others: the weight makes up for nothing that was lost before it."""
+
+    def step(self, outputs: Tensor, more: Tensor) -> Tensor:
+        return torch.zeros_like(more)
+
+
 class Norm(ToStream):
     """Outputs pass an RMS norm: a(y) = s g y with gains g times the factor, and s = 1 / rms(y), from what it returns.
 
@@ -69,13 +76,14 @@ class Norm(ToStream):
 
 
 def ways_of(model: nn.Module, weights: Sequence[Weight]) -> dict[str, ToStream]:
-    """The ways of those weights that write to the residual stream, by name."""
+    """The ways of those weights that write to the residual stream, and of blocks with routed experts, by name."""
     family = family_of(model.config)
     ways: dict[str, ToStream] = {}
-    for weight in (weight for weight in weights if weight.to_residual):
-        path = family.residual_path(model.config, weight.name)
-        norm = None if path.norm is None else model.get_submodule(path.norm)
-        ways[weight.name] = ToStream(path.factor) if norm is None else Norm(norm, path.factor)
+    names = [weight.name for weight in weights if weight.to_residual]
+    for name in (*names, *family.routing_blocks(model.config).values()):
+        path = family.residual_path(model.config, name)
+        plain = (Blended if path.blended else ToStream)(path.factor)
+        ways[name] = plain if path.norm is None else Norm(model.get_submodule(path.norm), path.factor)
     return ways
 
 
@@ -104,7 +112,7 @@ class PairedRun:
         model: a causal LM, dense; whoever calls puts compressed weights in and takes them out between the passes.
         layers: its decoder layers, in order.
         windows: token ids, int64, shape ``(windows, tokens)``, or examples.
-        ways: those of its weights that write to the residual stream into it, by name.
+        ways: those of its weights, and blocks with routed experts, that write to the residual stream, by name.
         ends: what the compressed model has for embedding and head, by name, where it has others.
         cut: a window at which a new part begins, for what is before is summed by itself.
     """
@@ -122,6 +130,7 @@ class PairedRun:
         cut: int,
     ) -> None:
         self._model, self._layers, self._windows, self._ways, self._ends = model, layers, windows, ways, ends
+        self._routing = family_of(model.config).routing_blocks(model.config)
         self._stack = LayerStack(model, layers)
         self._dense: list[Tensor] = []
         self._ours: list[Tensor] = []
@@ -151,7 +160,7 @@ class PairedRun:
         self._ours = self._entered() if self._ends else list(self._dense)
 
     def dense_pass(self, layer: int, stages: Sequence[Sequence[Weight]]) -> Seen:
-        """Take the dense states through a layer, which only adds to the residual stream what its weights write.
+        """Take the dense states through a layer, which only adds what its weights and routed experts write.
 
         ``stages`` are its weights in the order in which they run, those that read the same input together.
         """
@@ -161,12 +170,17 @@ class PairedRun:
         entered, outputs = self._dense, []
         hooks = {name: self._input_to(heard) for name, heard in read.items()}
         hooks |= {name: self._output_to(heard) for name, heard in written.items()}
+        routing, routed = self._routing.get(layer), list[Tensor]()
+        if routing is not None:
+            hooks[routing] = self._output_to(routed)
         with listening(self._model, hooks):
             for index, hidden in enumerate(entered):
                 outputs.append(self._run(layer, hidden, index))
         if written:
             device = next(self._layers[layer].parameters()).device
-            added = [self._ways[name].added(tensors[0].to(device)) for name, tensors in written.items()]
+            outside = {name: heard for name, heard in written.items() if not name.startswith(f"{routing}.")}
+            outside |= {routing: routed} if routing is not None else {}
+            added = [self._ways[name].added(tensors[0].to(device)) for name, tensors in outside.items()]
             if (of_images := self._stack.added(layer, self._windows[0])) is not None:
                 added.append(of_images)
             factor = getattr(self._layers[layer], "layer_scalar", 1.0)  # of Gemma 4, for all that a layer returns
@@ -267,7 +281,9 @@ class PairedRun:
 
     def _output_to(self, heard: list[Tensor]) -> Callable[..., None]:
         # A copy, because Falcon's layers add to it in place.
-        return lambda _module, _inputs, output: heard.append(self._kept(output.clone()))
+        return lambda _module, _inputs, output: heard.append(
+            self._kept((output if isinstance(output, Tensor) else output[0]).clone())
+        )
 
 
 def _flat(tensor: Tensor) -> Tensor:

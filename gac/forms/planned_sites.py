@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Literal
 
 from gac.core.errors import PlanError
-from gac.forms import FORMS, Form, Shorter, form_named
+from gac.forms import DEFAULT_FORMS, FORMS, LATENCY_FORMS, Form, Shorter, form_named
 from gac.models.sites import Site
 
 Fusing = bool | Literal["auto"]
@@ -53,6 +53,13 @@ def _joined(sites: Sequence[Site], form: Form) -> list[Site]:
         else:
             joined.append(site)
     return joined
+
+
+def without_misfits(sites: Sequence[Site], forms: tuple[str, ...]) -> tuple[str, ...]:
+    """The default forms that fit a weight of the model (some mixtures of experts have no MLP); others as they are."""
+    if forms not in (DEFAULT_FORMS, LATENCY_FORMS):
+        return forms
+    return tuple(name for name in forms if _fits(sites, form_named(name)))
 
 
 def check_forms_fit(sites: Sequence[Site], forms: Sequence[str], model_type: str) -> None:

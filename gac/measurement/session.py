@@ -179,6 +179,7 @@ def measuring(
             rotation=rotation,
             head=head,
             on_grid=on_grid,
+            experts=resolved.family.routed_params(loaded.model.config),
         )
         curves = expected_curves(measured.curves, recipe, resolved.method, resolved.family)
         return Measurement(recipe, curves, evidence, by_weight, run, check)

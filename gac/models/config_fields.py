@@ -10,6 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gac.core.errors import GacError
 from gac.core.untrusted import read_model_json
+from gac.models.experts import ROUTED, STEPS
 from gac.models.families import MOST_LAYERS, family_of, is_supported, text_config
 from gac.models.family import ALONE
 from gac.models.sites import LARGEST_SIZE
@@ -19,8 +20,10 @@ _LAYERS = ("num_hidden_layers", "n_layer")
 _SIZES = (
     *("vocab_size", "hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads", "head_dim"),
     *("max_position_embeddings", "n_positions", "sliding_window", "word_embed_proj_dim"),
-    *("intermediate_size", "ffn_dim", "n_inner", "shared_intermediate_size", "block_multiple_of"),
+    *("intermediate_size", "ffn_dim", "n_inner", "shared_intermediate_size", "block_multiple_of", *STEPS),
 )
+_NONE_AT_0 = ("sliding_window", "shared_intermediate_size")
+"""Sizes that are 0 where there is none: windows of Qwen 2 with experts, shared experts of Granite."""
 _ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
 _OLD_ROPE_TYPES = ("mrope", "su", "xdrope")  # of Qwen2-VL, the first Phi-3 and HunYuan, which transformers reads
 _SHARES = (
@@ -70,11 +73,11 @@ def check_config(config: Any) -> None:
     if len(kinds) != config.num_hidden_layers:
         raise ValueError(f"layer_types has {len(kinds)} entries, and not {config.num_hidden_layers}, one a layer")
     family = family_of(config)
-    known = (_FULL, family.mixer.kind if family.mixer else _SLIDING, *([ALONE] if family.divided else []))
+    known = (_FULL, family.mixer.kind if family.mixer else family.window, *((ALONE, ROUTED) if family.divided else ()))
     if wrong := [kind for kind in kinds if kind not in known]:
         raise _wrong("layer_types", wrong[0], " or ".join(known))
-    if _SLIDING in kinds and getattr(config, "sliding_window", None) is None:
-        raise _wrong("sliding_window", None, f"a number of tokens, for layer_types has {_SLIDING}")
+    if _SLIDING in kinds and not (window := getattr(config, "sliding_window", None)):
+        raise _wrong("sliding_window", window, f"a number of tokens, for layer_types has {_SLIDING}")
 
 
 def check_generation_config(folder: Path, error: type[GacError]) -> None:
@@ -103,8 +106,9 @@ def _check_generation(content: Mapping[str, Any]) -> None:
 
 def _check_fields(part: Mapping[str, Any]) -> None:
     for name, value in ((name, value) for name, value in part.items() if value is not None):
-        if name in _SIZES and not (_is_number(value, int) and 1 <= value <= LARGEST_SIZE):
-            raise _wrong(name, value, f"an integer from 1 to {LARGEST_SIZE:,}")
+        least = int(name not in _NONE_AT_0)
+        if name in _SIZES and not (_is_number(value, int) and least <= value <= LARGEST_SIZE):
+            raise _wrong(name, value, f"an integer from {least} to {LARGEST_SIZE:,}")
         if name == "query_pre_attn_scalar" and not (_is_number(value) and value > 0):
             raise _wrong(name, value, "a number above 0")
         if name in _SHARES and not (_is_number(value) and 0 <= value <= 1):

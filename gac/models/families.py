@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gac.core.errors import ModelError
+from gac.models.experts import ROUTED
 from gac.models.family import FIXED_HEADS, MOST_LAYERS, Family, ResidualPath, model_type_of, text_config
 from gac.models.mixers import (
     BAMBA,
@@ -19,6 +20,8 @@ from gac.models.mixers import (
     SHORT_CONVOLUTION,
     falcon_h1_factors,
 )
+from gac.models.mixtures import GRANITE, MIXTURES, NEMOTRON
+from gac.runtime.contract import experts_of
 
 __all__ = [
     "FIXED_HEADS",
@@ -27,6 +30,7 @@ __all__ = [
     "ResidualPath",
     "family_of",
     "is_supported",
+    "mixtures",
     "supported",
     "text_config",
     "wrappers",
@@ -63,6 +67,7 @@ _BLOOM = partial(
 )
 
 _ALL = (
+    *MIXTURES,
     Family(LLAMA, towers=LLAMA_TOWERS),
     Family(("qwen3_5_text",), gated=True, mixer=GATED_DELTA_NET),
     Family(
@@ -73,6 +78,7 @@ _ALL = (
         neurons="shared_intermediate_size",
         factor="residual_multiplier",
         mixer=BAMBA,
+        experts=GRANITE,
     ),
     Family(
         ("bamba",),
@@ -110,6 +116,7 @@ _ALL = (
         before=("norm", "norm"),
         mixer=NEMOTRON_H,
         divided=True,
+        experts=NEMOTRON,
     ),
     Family(LLAMA_PARALLEL, before=("", "")),
     Family(LLAMA_NORMED, norms=_BEHIND, before=("", "")),
@@ -256,6 +263,7 @@ _DECODERS = {
         *("lfm2_vl", "mistral3", "moss_transcribe_diarize", "ovis2", "paddleocr_vl", "paligemma", "pp_chart2table"),
         *("qianfan_ocr", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl", "video_llama_3"),
         *("video_llava", "vipllava"),
+        *("aria", "glm4v_moe", "kimi_k25", "qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl_moe"),
     ),
     "model": ("phi4_multimodal",),
     "model.text_model": ("emu3", "granite_docling", "idefics2", "idefics3", "smolvlm"),
@@ -276,6 +284,11 @@ def wrappers() -> tuple[str, ...]:
     return tuple(sorted(_WRAPPERS))
 
 
+def mixtures() -> tuple[str, ...]:
+    """Those of ``supported`` that may have routed experts."""
+    return tuple(sorted(model_type for family in _ALL if family.experts for model_type in family.model_types))
+
+
 def is_supported(model_type: str) -> bool:
     """Return whether this is the type of a model that GAC takes, or of a decoder within one."""
     return model_type in _FAMILIES or model_type in _WRAPPERS
@@ -287,11 +300,20 @@ def family_of(config: Any) -> Family:
     A ModelError names what makes it another kind of model.
     """
     model_type = model_type_of(config)
-    decoder, experts = _WRAPPERS.get(model_type), _experts(config)
+    decoder, experts = _WRAPPERS.get(model_type), experts_of(config)
     family = _FAMILIES.get(model_type if decoder is None else model_type_of(text_config(config)))
-    if family is not None and family.mixer and family.mixer.kind not in text_config(config).layer_types:
+    text = text_config(config)
+    if (
+        family is not None
+        and family.mixer
+        and family.mixer.kind not in ("", *(getattr(text, "layer_types", None) or ()))
+    ):
         family = replace(family, mixer=None)
-    linked = "" if family is None else _linked(text_config(config))
+    if family is not None and family.experts:
+        experts = 0
+        if not getattr(text, family.experts.count, None) or (family.divided and ROUTED not in text.layer_types):
+            family = replace(family, experts=None)
+    linked = "" if family is None else _linked(text)
     if family is not None and not experts and not linked:
         return family if decoder is None else family.within(decoder)
     if linked and not experts:
@@ -300,15 +322,15 @@ def family_of(config: Any) -> Family:
     kind, expected, remedy = "", f"a supported architecture ({', '.join(supported())})", _OTHER
     if experts:
         kind = f", a mixture of experts ({experts} experts a layer)"
-        expected = "one MLP a layer, which every token passes"
-        remedy = "Use a dense model: mixture-of-experts models are not supported."
+        expected = (
+            f"one MLP a layer, which every token passes, or a mixture of a known layout ({', '.join(mixtures())})"
+        )
     if family is None:
         kind, expected, remedy = _another_kind(config) or (kind, expected, remedy)
     raise ModelError(f"model type {model_type!r}{kind}", expected, remedy)
 
 
 _OTHER = "Use a model of one of these architectures."
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _RECURRENT = re.compile(
     r"mamba_\w+|ssm_\w+|state_size|conv_kernel|conv_L_cache|linear_num_\w+|block_types|rescale_every|qk_dim_factor"
 )
@@ -320,7 +342,7 @@ def _another_kind(config: Any) -> tuple[str, str, str] | None:
     kinds = {str(kind) for kind in getattr(text, "layer_types", None) or ()}
     if getattr(config, "is_encoder_decoder", False):
         return ", an encoder-decoder", "a decoder alone", _DECODER
-    if _experts(config):
+    if experts_of(config) and model_type_of(config) not in _NOT_TAKEN:
         return None
     if kinds & _RECURRENT_LAYERS or any(map(_RECURRENT.fullmatch, dir(text))):
         mixed = sorted(model_type for family in _ALL if family.mixer for model_type in family.model_types)
@@ -342,6 +364,7 @@ _IMAGES = "that runs on no text without an image"
 _NOT_TAKEN = {
     **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), _IMAGES),
     **dict.fromkeys(("fast_vlm", "perception_lm"), "whose images are read by a model of the package timm"),
+    "llama4": "whose class in transformers 5.24 runs on no text without an image",
     "shieldgemma2": "that classifies images and writes no text",
 }
 """Multimodal models around a decoder of a supported layout, and what keeps them from being taken."""
@@ -357,13 +380,3 @@ _LINKS = {
 def _linked(config: Any) -> str:
     named = (f"{what} ({name} {size})" for name, what in _LINKS.items() if (size := getattr(config, name, None)))
     return " and ".join(named)
-
-
-def _experts(config: Any) -> int:
-    text = text_config(config)
-    if model_type_of(text) == "nemotron_h" and "moe" not in text.layer_types:
-        return 0  # its configs state a number all the same
-    parts = (config, text, getattr(config, "ffn_config", None))
-    counts = (getattr(part, name, None) for part in parts for name in _EXPERTS)
-    most = max((max(count) if isinstance(count, (list, tuple)) else count for count in counts if count), default=0)
-    return most if most > 1 or model_type_of(text) == "granitemoehybrid" else 0  # which routes to a single one too

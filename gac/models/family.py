@@ -8,7 +8,8 @@ from typing import Any
 
 from gac.core.errors import ModelError, PlanError
 from gac.models.attentions import heads_of, of_layer
-from gac.models.mixers import Mixer, Width
+from gac.models.experts import ROUTED, Experts, RoutedParams
+from gac.models.mixers import LatentAttention, Mixer, Width
 from gac.models.sites import LARGEST_SIZE, Side, Site, Weight, check_weight
 from gac.runtime.contract import COMPRESSED
 
@@ -19,12 +20,16 @@ ALONE = "mlp"  # the kind of layers that are an MLP alone
 
 LAYER_NORMS = (
     *("biogpt", "bloom", "codegen", "ctrl", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "jais2"),
-    *("modernbert-decoder", "mpt", "nanochat", "nemotron", "olmo", "opt", "persimmon", "starcoder2", "xglm"),
+    *("modernbert-decoder", "mpt", "nanochat", "nemotron", "olmo", "opt", "persimmon", "phimoe", "starcoder2", "xglm"),
 )
 """Architectures with a LayerNorm, or a norm without gains, before attention and MLP; no kernel quantises its output."""
 
-FIXED_HEADS = ("biogpt", "gptj", "nemotron", "olmo2", "olmo3", "olmo_hybrid", "opt", "stablelm", "xglm")
-"""Architectures whose attention needs the number of heads of the config, or whose norms pass over all heads."""
+FIXED_HEADS = (
+    *("biogpt", "flex_olmo", "flint", "gpt_oss", "gptj", "granite_swa", "granitemoe_swa", "minimax_m2", "nemotron"),
+    *("olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt", "stablelm", "xglm"),
+)
+"""Architectures whose attention needs the number of heads of the config, as those with sinks do, or whose norms pass
+over all heads."""
 
 
 def text_config(config: Any) -> Any:
@@ -38,10 +43,14 @@ def model_type_of(config: Any) -> str:
 
 @dataclass(frozen=True)
 class ResidualPath:
-    """The norm (its dotted name) and the factor between the output of a weight and the residual stream, if any."""
+    """The norm (its dotted name) and the factor between the output of a weight and the residual stream, if any.
+
+    ``blended``: on the way it is gated, or passes a norm with what routed experts write.
+    """
 
     norm: str | None = None
     factor: float = 1.0
+    blended: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,8 +82,11 @@ class Family:
     # Attentions (and mixers), and MLPs, return what the output weight wrote, and neither multiply nor add it.
     skips: tuple[bool, bool] = (True, True)
     gated: bool = False  # a gate comes with the queries, and multiplies what the output weight of attention reads
+    gate: str | None = None  # the linear weight of that gate, where it is not in that of the queries
+    window: str = "sliding_attention"  # the config's word for the attention of a window
     normed_values: bool = False  # values pass a norm, and are the keys before theirs if the config says so
-    mixer: Mixer | None = None  # in the place of attention, or beside it, in layers of another kind
+    mixer: Mixer | LatentAttention | None = None  # in the place of attention, or beside it, in layers of another kind
+    experts: Experts | None = None  # in the place of the MLP, in layers that route their tokens
     divided: bool = False  # a layer is an attention, a mixer or an MLP alone, as its kind says
     towers: tuple[str, ...] = ()  # model types of configs that only multimodal models have, in ``text_config``
     inside: str = ""  # the name of the decoder within a multimodal model; empty where the model is the decoder alone
@@ -94,12 +106,30 @@ class Family:
                 for weight in self._blocked(mixing, self.skips[0] and layer not in counting):
                     named = _with_prefix(prefix, weight, from_norms)
                     sites.append(Site(named.name, layer, named.name.rpartition(".")[2], (named,)))
-            if self.divided and config.layer_types[layer] != ALONE:
+            if self.divided and config.layer_types[layer] not in (ALONE, ROUTED):
                 continue
-            mlp = self._blocked(family._mlp(config), self.skips[1] and layer > 0 and "." in self.down)
-            weights = tuple(_with_prefix(prefix, weight, from_norms) for weight in mlp)
-            sites.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
+            if mlp := tuple(family._feed_forward(config, layer)):
+                routes = self._routes(config, layer)
+                skippable = (
+                    self.skips[1] and layer > 0 and "." in mlp[-1].name and not (routes and self._blends(routes))
+                )
+                weights = tuple(_with_prefix(prefix, each, from_norms) for each in self._blocked(mlp, skippable))
+                sites.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
         return tuple(sites)
+
+    def routed_params(self, config: Any) -> RoutedParams | None:
+        """Parameters of all routed experts, which no choice changes; None where there are none."""
+        layers = len(self.routing_blocks(config))
+        if self.experts is None or not layers:
+            return None
+        each = self.experts.params(text_config(config))
+        return RoutedParams(layers * each.params, layers * each.active)
+
+    def routing_blocks(self, config: Any) -> dict[int, str]:
+        """The names of the modules that route tokens to experts, by layer."""
+        config = text_config(config)
+        routes = {layer: self._routes(config, layer) for layer in range(config.num_hidden_layers)}
+        return {layer: f"{self.layers}.{layer}.{experts.block}" for layer, experts in routes.items() if experts}
 
     def sizes(self, config: Any) -> tuple[Any, ...]:
         """The values of the config that determine the sizes in ``sites``; errors as there."""
@@ -107,7 +137,7 @@ class Family:
         self._check(config)
         names = ["num_hidden_layers", *_SIZES, *_CACHED, *filter(None, [self.neurons, self.pre_norm, self.normed])]
         names += ["layer_types", *self.mixer.keys] if self.mixer else []
-        names += self.width.keys if self.width else []
+        names += [*(self.width.keys if self.width else ()), *(self.experts.keys if self.experts else ())]
         names += ["layer_types", "attention_k_eq_v"] if self.normed_values else []
         layers = range(config.num_hidden_layers if getattr(config, "is_heterogeneous", False) else 1)
         first, *others = (tuple(getattr(of_layer(config, layer), name, None) for name in names) for layer in layers)
@@ -121,8 +151,11 @@ class Family:
     def residual_path(self, config: Any, weight: str) -> ResidualPath:
         config = text_config(config)
         prefix, layer, name = re.split(r"\.(\d+)\.", weight, maxsplit=1)
-        norms = self._in_layer(config, int(layer)).norms if self._has_norms(config) else None
-        norm = f"{prefix}.{layer}.{norms[name == self.down]}" if norms else None
+        family, routes = self._in_layer(config, int(layer)), self._routes(config, int(layer))
+        behind = name == self.down or (routes is not None and name.startswith(routes.block))
+        if routes and routes.shared and name == f"{routes.shared.name}.{routes.shared.down}" and self._blends(routes):
+            return ResidualPath(blended=True)
+        norm = f"{prefix}.{layer}.{family.norms[behind]}" if family.norms and self._has_norms(config) else None
         if callable(self.factor):
             return ResidualPath(norm, self.factor(config)[name])
         return ResidualPath(norm, getattr(config, self.factor) if self.factor else 1.0)
@@ -130,6 +163,8 @@ class Family:
     def norms_of(self, config: Any, block: str) -> tuple[str, ...]:
         """The input and output norms of this attention or MLP alone, given by its name."""
         layer, _, name = block.rpartition(".")
+        if self.experts and self.experts.shared and block.endswith(f".{self.experts.shared.name}"):
+            return ()  # the routed experts read what the norm puts out
         family = self._in_layer(text_config(config), int(layer.rpartition(".")[2]))
         index = int(name == _owner(self.down))
         norms = (family.before[index], (family.norms or ("", ""))[index])
@@ -147,7 +182,10 @@ class Family:
         if model_type_of(config) in LAYER_NORMS or self.divided:
             return {}
         # Mixers mask the states of padding before they read them, so they read no output of a norm.
-        readers = (self._attending(config, layer) if self._mixer(config, layer) is None else (), self.up)
+        readers = (
+            () if self._mixer(config, layer) else self._attending(config, layer),
+            () if self._routes(config, layer) else self.up,
+        )
         before = self._in_layer(config, layer).before
         return {norm: names for norm, names in zip(before, readers, strict=True) if norm and names}
 
@@ -156,15 +194,19 @@ class Family:
         mixer = self._mixer(config, layer)
         return replace(self, before=mixer.before, norms=None) if mixer and mixer.before else self
 
-    def _mixer(self, config: Any, layer: int) -> Mixer | None:
-        return self.mixer if self.mixer and config.layer_types[layer] == self.mixer.kind else None
+    def _mixer(self, config: Any, layer: int) -> Mixer | LatentAttention | None:
+        everywhere = self.mixer is not None and not self.mixer.kind
+        return self.mixer if everywhere or (self.mixer and config.layer_types[layer] == self.mixer.kind) else None
+
+    def _routes(self, config: Any, layer: int) -> Experts | None:
+        return self.experts if self.experts and self.experts.are_in(config, layer) else None
 
     def _mixing(self, config: Any, layer: int) -> Iterator[Iterator[Weight]]:
         """The weights of what stands before the MLP: the mixer's, then those of attention."""
         mixer = self._mixer(config, layer)
         if mixer is not None:
             yield mixer.weights(config)
-        if (mixer is None or mixer.parallel) and not (self.divided and config.layer_types[layer] == ALONE):
+        if (mixer is None or mixer.parallel) and not (self.divided and config.layer_types[layer] in (ALONE, ROUTED)):
             yield self._attention(config, layer)
 
     def _attending(self, config: Any, layer: int) -> tuple[str, ...]:
@@ -174,8 +216,8 @@ class Family:
 
     @property
     def is_plain(self) -> bool:
-        """True if all layers have attention alike, whose values reach its output as they are."""
-        return not (self.gated or self.mixer or self.normed_values)
+        """True if all layers have attention alike, whose values reach its output as they are, and an MLP."""
+        return not (self.gated or self.mixer or self.normed_values or self.experts)
 
     def _blocked(self, weights: Iterable[Weight], skippable: bool) -> Iterator[Weight]:
         # The last weight writes to the residual stream.
@@ -194,9 +236,13 @@ class Family:
             first = of_layer(config, 0)
         layers = range(config.num_hidden_layers if first is not config else 1)
         try:
+            if self.experts:
+                self.experts.check(config)
+            kinds = {bool(self._routes(config, layer)): layer for layer in range(config.num_hidden_layers)}
             others = self.mixer.weights(config) if self.mixer else ()
+            mlps = (weight for layer in kinds.values() for weight in self._feed_forward(config, layer))
             attending = (weight for layer in layers for weight in self._attention(config, layer))
-            for weight in (*attending, *others, *self._mlp(config)):
+            for weight in (*attending, *others, *mlps):
                 check_weight(weight)
         except PlanError as failure:
             raise ModelError(f"a config whose {failure.given}", failure.expected, "Check config.json.") from failure
@@ -213,8 +259,10 @@ class Family:
         shared = partial(Weight, in_features=hidden, input_group=_owner(q_proj))
         if self.gated or self.normed_values:  # values, heads and queries do not change alone then
             _, *cached = self._attending(config, layer)
-            yield shared(q_proj, (1 + self.gated) * query)
+            yield shared(q_proj, 2 * query if self.gated and not self.gate else query)
             yield from (shared(name, key, cached=True, as_values=len(cached) == 1) for name in cached)
+            if self.gate:
+                yield shared(self.gate, query)
             yield output(self.output, hidden, query)
             return
         drops_heads = model_type_of(config) not in FIXED_HEADS and not getattr(config, "use_qk_norm", False)
@@ -232,15 +280,32 @@ class Family:
     def _has_norms(self, config: Any) -> bool:
         return self.normed is None or bool(getattr(config, self.normed))
 
-    def _mlp(self, config: Any) -> Iterator[Weight]:
-        hidden = config.hidden_size
-        neurons = (getattr(config, self.neurons) if self.neurons else None) or 4 * hidden
+    def _feed_forward(self, config: Any, layer: int) -> Iterator[Weight]:
+        """The weights of a layer's MLP, or of its shared expert; none where every expert is routed."""
+        routes, writing = self._routes(config, layer), self._writing(config)
+        if routes is None:
+            yield from _mlp(config.hidden_size, self._neurons(config), self.up, self.down, self.blocks, writing)
+        elif (width := routes.shared_width(config)) and (shared := routes.shared):
+            up, down = tuple(f"{shared.name}.{name}" for name in shared.up), f"{shared.name}.{shared.down}"
+            yield from _mlp(config.hidden_size, width, up, down, shared.blocks, writing)
+
+    def _blends(self, routes: Experts) -> bool:
+        return self.norms is not None or (routes.shared is not None and not routes.shared.adds)
+
+    def _neurons(self, config: Any) -> int:
         if self.width is not None:
-            neurons = self.width.of(*(getattr(config, key) for key in self.width.keys))
-        group = _owner(self.up[0]) if len(self.up) > 1 else None
-        for name in self.up:
-            yield Weight(name, self.blocks * neurons, hidden, neurons="out", input_group=group, blocks=self.blocks)
-        yield self._writing(config)(self.down, hidden, neurons, neurons="in")
+            return self.width.of(*(getattr(config, key) for key in self.width.keys))
+        stated = getattr(config, self.neurons) if self.neurons else None
+        return int(stated or 4 * config.hidden_size)
+
+
+def _mlp(
+    hidden: int, neurons: int, up: tuple[str, ...], down: str, blocks: int, writing: partial[Weight]
+) -> Iterator[Weight]:
+    group = _owner(up[0]) if len(up) > 1 else None
+    for name in up:
+        yield Weight(name, blocks * neurons, hidden, neurons="out", input_group=group, blocks=blocks)
+    yield writing(down, hidden, neurons, neurons="in")
 
 
 def _with_prefix(prefix: str, weight: Weight, from_norms: Container[str]) -> Weight:

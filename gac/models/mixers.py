@@ -31,6 +31,33 @@ class Mixer:
         yield Weight(self.output, hidden, inner, to_residual=True)
 
 
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) in every layer: no form shortens its heads."""
+
+    kind: str = ""
+    parallel: bool = False
+    before: tuple[str, str] | None = None
+    keys: tuple[str, ...] = (
+        *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "num_attention_heads"),
+    )
+
+    def weights(self, config: Any) -> Iterator[Weight]:
+        """The weights in the order in which they run, those that read the hidden states first."""
+        of_queries, of_values, plain, rotated, values, heads = (getattr(config, key) for key in self.keys)
+        hidden, queries = config.hidden_size, heads * (plain + rotated)
+        reading = partial(Weight, in_features=hidden, input_group="self_attn")
+        yield reading("self_attn.q_a_proj", of_queries) if of_queries else reading("self_attn.q_proj", queries)
+        yield reading("self_attn.kv_a_proj_with_mqa", of_values + rotated)
+        if of_queries:
+            yield Weight("self_attn.q_b_proj", queries, of_queries)
+        yield Weight("self_attn.kv_b_proj", heads * (plain + values), of_values)
+        yield Weight("self_attn.o_proj", hidden, heads * values, to_residual=True)
+
+
+LATENT_ATTENTION = LatentAttention()
+
+
 def _delta_sizes(key_heads: int, value_heads: int, key_length: int, value_length: int) -> tuple[int, ...]:
     keys, values = key_heads * key_length, value_heads * value_length
     return 2 * keys + values, values, value_heads, value_heads, values
@@ -44,6 +71,18 @@ GATED_DELTA_NET = Mixer(
     _delta_sizes,
 )
 """Qwen 3.5's gated delta net (arXiv 2412.06464): queries, keys and values are one weight, ``z`` gates the output."""
+
+
+QWEN3_NEXT = replace(
+    GATED_DELTA_NET,
+    readers=("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"),
+    sizes=lambda *values: _joined(*_delta_sizes(*values)),
+)
+"""The same of Qwen3-Next, whose weights are two."""
+
+
+def _joined(keys: int, gates: int, *rest: int) -> tuple[int, ...]:
+    return keys + gates, 2 * rest[0], rest[-1]
 
 
 def _separate_sizes(key_heads: int, value_heads: int, key_length: int, value_length: int) -> tuple[int, ...]:

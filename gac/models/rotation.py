@@ -103,6 +103,11 @@ def _checked(model: PreTrainedModel) -> Rotation:
     """The rotation of a model; nothing is changed yet, and errors are those of ``rotate``."""
     check_in_memory(model, ", with rotate=True", "where it is rotated", ", or leave rotate out")
     family = family_of(model.config)
+    if family.experts:
+        problem = f"a {type(model).__name__}, a mixture of experts, rotated"
+        raise ModelError(
+            problem, "one MLP a layer: what routed experts read and write is not turned", "Leave rotate out."
+        )
     if not family.is_plain:
         problem = f"a {type(model).__name__}, whose attention has a gate, a norm of values or another kind beside it"
         problem += ", rotated"

@@ -4,6 +4,7 @@ from dataclasses import InitVar, dataclass
 from math import exp, inf
 
 from gac.models.basis import Rotation
+from gac.models.experts import RoutedParams
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 FEWEST_TOKENS = 2**12
@@ -181,6 +182,7 @@ class Measured:
             compared with measurements.
         rotation: of the weights, before anything was measured; None without.
         head: quantised embedding and head; None where they stay as they were loaded.
+        experts: parameters of the routed experts, which stay as they are; None without.
         on_grid: rounding was priced on weights that were in few bits before, and lie on that grid still.
     """
 
@@ -195,6 +197,7 @@ class Measured:
     rotation: Rotation | None = None
     head: RoundedHead | None = None
     on_grid: bool = False
+    experts: RoutedParams | None = None
 
     @property
     def untied(self) -> int:

@@ -11,13 +11,14 @@ from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.plan.costs import BYTES, COSTS, PARAMS, Cost
 from gac.plan.engines import VLLM
-from gac.plan.evidence import Healed
+from gac.plan.evidence import Healed, Measured
 from gac.plan.layers import lossy_schemes
 from gac.plan.recipe import Deployment, Recipe, Space
 from gac.plan.record import Limit, PlanRecord, SingleGpuComparison, WorkloadLatency
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 _REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
+_LETTERS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
 _MUCH = 0.01  # of the loss, above which the cost of the limits of latency is said
 _OPTIONS = {"text": "--calibration", "forms": "--form", "schemes": "--scheme", "workloads": "--workload"}
 
@@ -49,6 +50,7 @@ def facts(plan: PlanRecord) -> list[tuple[str, str]]:
         ("forms", f"{counts}{fusion(plan)}{_REFITTED[plan.recipe.refit or 'none']}"),
         ("alignment", aligned or "everything stays dense"),
         ("head", _head(plan)),
+        ("experts", _experts(measured)),
         ("rotated", str(measured.rotation or "")),
         ("grid", ON_GRID if measured.on_grid else ""),
         *_loss(plan),
@@ -87,8 +89,24 @@ def _memory(plan: PlanRecord) -> str:
     )
 
 
+def _experts(measured: Measured) -> str:
+    if (experts := measured.experts) is None:
+        return ""
+    share = f"{100 * experts.params / measured.params:.0f} % of the model"
+    stay = f"routed experts: {_short(experts.params)} parameters, {share}, stay as they are;"
+    return f"{stay}\n{_short(experts.active)} of them are active for a token"
+
+
+def _short(params: int) -> str:
+    """Three digits and a letter: ``30.5B``."""
+    size, letter = next(((size, letter) for size, letter in _LETTERS if params >= size), _LETTERS[-1])
+    return f"{params / size:.3g}{letter}"
+
+
 def _rest(plan: PlanRecord, size: int) -> str:
     """The bytes that no choice makes fewer, where they are most of the model in few bits."""
+    if plan.measured.experts is not None:
+        size -= scheme_named(DEFAULT_SCHEME).bytes(1, plan.measured.experts.params)
     if size <= plan.bytes[0] or plan.measured.head is not None or not lossy_schemes(plan):
         return ""
     remedy = "head='w8a16' (--head w8a16) stores embedding and head in 8 bits"

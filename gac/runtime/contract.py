@@ -1,5 +1,7 @@
 """Names and sizes that plans and running models share. Loads no torch, so that planning reads it too."""
 
+from typing import Any
+
 SCHEMA = 3  # version of the key ``gac`` of a checkpoint's ``config.json``
 
 COMPRESSED = "gac_"  # the beginning of the ``model_type`` of a compressed checkpoint; the dense one's follows
@@ -22,12 +24,25 @@ FEW_ROWS = 64
 
 _ENOUGH_OUTPUTS = 1 << 22
 
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
 
 def chooses_code(key: str) -> bool:
     """Return whether a key of a config makes transformers fetch or choose code: kernels of attention and of experts."""
     return key.lstrip("_").startswith(
         ("attn_implementation", "experts_implementation", "custom_pipelines", "kernel_config")
     )
+
+
+def experts_of(config: Any) -> int:
+    """Return the largest number of experts of a layer that a config of transformers states; 0 where that is below 2."""
+    text = getattr(config, "text_config", None) or config
+    if "nemotron_h" in str(getattr(text, "model_type", "")) and "moe" not in text.layer_types:
+        return 0  # its configs state a number all the same
+    parts = (config, text, getattr(config, "ffn_config", None))
+    counts = (getattr(part, name, None) for part in parts for name in _EXPERTS)
+    most = max((max(count) if isinstance(count, (list, tuple)) else count for count in counts if count), default=0)
+    return most if most > 1 else 0
 
 
 def apart_from(rows: int) -> int:

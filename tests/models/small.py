@@ -1,13 +1,18 @@
 """Small random models: one of each layout for property tests, all of them for the round trip."""
 
+import re
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from torch import nn
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from gac.models.families import family_of, supported
+from gac.models.families import Family, family_of, supported
+from gac.models.linears import as_linear
 from gac.models.sites import Weight
+from gac.runtime.architectures import factory_of
 
 SMALL = {
     "vocab_size": 258,
@@ -22,12 +27,23 @@ SMALL = {
     "pad_token_id": 257,
 }
 NEURONS = 176
+EXPERTS, EXPERT_NEURONS = 8, 48
 _DELTA = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 16,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 8,
 }
+LATENTS = {
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "head_dim": 16,
+    "num_key_value_heads": 4,
+}
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 ODD: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 16, "mamba_d_state": 16},
     "codegen": {"rotary_dim": 8},
@@ -71,6 +87,13 @@ ODD: dict[str, dict[str, Any]] = {
         "block_ffn_dim_multiplier": 1.5,
         "intermediate_size": NEURONS,
     },
+    "cohere2_moe": {"num_shared_experts": 1, "prefix_dense_intermediate_size": NEURONS, "rms_norm_eps": 1e-5},
+    "deepseek_v2": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2},
+    "hunyuan_v1_moe": {"num_experts": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mistral4": {"head_dim": 32},
+    "llama4_text": {"interleave_moe_layer_step": 2},
     "nemotron_h": {
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
         "mamba_num_heads": 16,
@@ -78,8 +101,8 @@ ODD: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "ssm_state_size": 16,
     },
+    **{name: {"full_attention_interval": 2, **_DELTA} for name in ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")},
     "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"], **_DELTA},
-    "qwen3_5_text": {"full_attention_interval": 2, **_DELTA},
 }
 """What some architectures need besides."""
 
@@ -97,6 +120,12 @@ TWO_KINDS = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "nemotron_h", "ol
 
 STACKED = ("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "persimmon", "phi3")
 """Queries, keys and values are one weight."""
+
+WITHOUT_HEADS = (
+    *("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "sarvam_mla", "youtu"),
+    *("afmoe", "gemma4_text", "gemma4_unified_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+)
+"""No form shortens or drops heads: latent attention, attention with a gate, values that pass a norm."""
 
 FEW = ("llama", "gemma3_text", "gpt2", "phi3")
 every_layout = pytest.mark.parametrize(
@@ -119,18 +148,46 @@ def small_config(model_type: str, **changed: Any) -> Any:
     if "layer_types" in odd:
         odd["layer_types"] = (odd["layer_types"] * named["num_hidden_layers"])[: named["num_hidden_layers"]]
     fields = odd | {name: named[name] for name in named if name in known}
-    key = family_of(kind(**fields)).neurons
-    return kind(**({key: NEURONS} if key else {}) | fields)
+    if "kv_lora_rank" in known:
+        fields |= LATENTS | odd
+    family = family_of(kind(**fields))
+    return kind(**({family.neurons: NEURONS} if family.neurons else {}) | routed(family, known, named) | fields)
+
+
+def routed(family: Family, known: Collection[str], named: dict[str, Any]) -> dict[str, Any]:
+    """The config's fields of routed experts: two of eight for a token, where possible in all layers but the first."""
+    if (experts := family.experts) is None:
+        return {}
+    shared = experts.shared.width if experts.shared else ()
+    fields: dict[str, Any] = dict.fromkeys(shared, EXPERT_NEURONS) | dict.fromkeys(_SHARED, 1)
+    fields |= {experts.count: EXPERTS, experts.active: 2, experts.width: EXPERT_NEURONS, "n_group": 2, "topk_group": 1}
+    fields |= dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), 1)
+    fields |= {"mlp_only_layers": [0], "mlp_layer_types": ["dense"] + ["sparse"] * (named["num_hidden_layers"] - 1)}
+    return {name: value for name, value in fields.items() if name in known or name in experts.keys}
 
 
 def small_model(config: Any) -> PreTrainedModel:
     """Random weights, the same every time, and biases that are not zero where there are any."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = factory_of(type(config)).from_config(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.1)
     return model
+
+
+def linear_weights(model: Any) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of the linear modules of the layers, outside of experts and routers, by their names."""
+    family = family_of(model.config)
+    experts = family.experts
+    left = (experts.router, experts.stack, experts.shared.gate if experts.shared else None) if experts else ()
+    sizes = dict[str, tuple[int, int]]()
+    for name, module in model.named_modules():
+        path = re.match(rf"{re.escape(family.layers)}\.\d+\.(.+)", name)
+        linear = as_linear(module)
+        if path and isinstance(linear, nn.Linear) and not f"{path[1]}.".startswith(tuple(f"{each}." for each in left)):
+            sizes[name] = (linear.out_features, linear.in_features)
+    return sizes
 
 
 def weights_of(config: Any) -> list[Weight]:
@@ -144,3 +201,6 @@ def has_value_weights(model_type: str) -> bool:
 
 
 VALUE_LAYOUTS = tuple(filter(has_value_weights, LAYOUTS))
+
+MIXTURES = tuple(name for name in supported() if family_of(small_config(name)).experts)
+"""With routed experts in some layers."""

@@ -1,7 +1,6 @@
 """Sites from a config alone, and the properties of a compressed model of every layout."""
 
 import copy
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,17 @@ from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
 from tests.compression.applying import IDS, applied, logits, smaller_dims, with_dims
 from tests.compression.compressed import MakePlan, share_inputs
-from tests.models.small import LAYOUTS, NEURONS, every_family, every_layout, small_config, small_model, weights_of
+from tests.models.small import (
+    LAYOUTS,
+    MIXTURES,
+    NEURONS,
+    every_family,
+    every_layout,
+    linear_weights,
+    small_config,
+    small_model,
+    weights_of,
+)
 from tests.refused import assert_refused
 
 
@@ -70,12 +79,8 @@ def test_an_impossible_size_is_refused(name: str, size: int, message: str, tiny_
 @every_layout
 def test_the_sites_are_all_matrices_of_the_layers(model_type: str) -> None:
     config = small_config(model_type)
-    theirs = {
-        name: tuple(as_linear(module).weight.shape)
-        for name, module in small_model(config).named_modules()
-        if re.search(r"\.\d+\.", name) and isinstance(as_linear(module), nn.Linear)
-    }
-    assert {weight.name: (weight.out_features, weight.in_features) for weight in weights_of(config)} == theirs
+    sizes = {weight.name: (weight.out_features, weight.in_features) for weight in weights_of(config)}
+    assert sizes == linear_weights(small_model(config))
 
 
 class Reading:
@@ -123,7 +128,8 @@ def test_a_compressed_model_of_every_family_is_saved_and_loaded(
     gac.save(model, tmp_path / "saved")
     loaded: Any = gac.load(tmp_path / "saved")
     assert loaded.gac_plan == model.gac_plan
-    assert torch.equal(logits(loaded), logits(model))
+    assert torch.equal(logits(loaded), logits(model)) or model_type in MIXTURES
+    torch.testing.assert_close(logits(loaded), logits(model))  # grouped GEMMs round by where weights lie in memory
     options: dict[str, Any] = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 6, "do_sample": False}
     assert torch.equal(model.generate(IDS, **options), model.generate(IDS, use_cache=False, **options))
 
@@ -176,10 +182,11 @@ def test_a_form_that_fits_no_weight_is_refused(tiny_config: LlamaConfig) -> None
         (", a multimodal model around a mllama_text_model; expected a language model, or ", "mllama"),
         (", a multimodal model that runs on no text without an image", "blip-2 instructblip"),
         (", with multi-head latent attention", "minicpm3"),
-        (", a mixture of experts (8 experts a layer)", "granitemoehybrid mixtral nemotron_h"),
-        (", a mixture of experts (16 experts a layer)", "jamba llama4 llama4_text phimoe"),
-        (", a mixture of experts (256 experts a layer)", "deepseek_v3"),
-        ("; expected a supported architecture (apertus, ", "gpt_neo gemma3n_text vit"),
+        (", a multimodal model whose class in transformers 5.24 runs on no text without an image", "llama4"),
+        (", a mixture of experts (8 experts a layer); expected one MLP a layer, ", "jetmoe"),
+        (", a mixture of experts (16 experts a layer)", "jamba"),
+        (", a mixture of experts (256 experts a layer)", "deepseek_v32 mimo_v2_flash"),
+        ("; expected a supported architecture (afmoe, ", "gpt_neo gemma3n_text vit"),
     ],
 )
 def test_another_architecture_is_refused_with_its_kind(kind: str, model_types: str) -> None:
@@ -190,7 +197,7 @@ def test_another_architecture_is_refused_with_its_kind(kind: str, model_types: s
 
 def test_experts_are_found_in_any_config_and_the_text_part_in_a_multimodal_one() -> None:
     dbrx = SimpleNamespace(model_type="dbrx", ffn_config=SimpleNamespace(moe_num_experts=4))
-    by_layer = SimpleNamespace(model_type="hunyuan_v1_moe", num_experts=[1, 16])
+    by_layer = SimpleNamespace(model_type="other_moe", num_experts=[1, 16])
     assert "llama" in family_of(SimpleNamespace(model_type="llama", num_local_experts=1)).model_types
     for config, experts in ((dbrx, 4), (by_layer, 16)):
         assert_refused(partial(family_of, config), "model type", f"({experts} experts a layer)")

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import nn
 from transformers import AutoConfig
-from transformers.pytorch_utils import Conv1D
 
 from gac.models.config_fields import check_config, check_content
 from gac.models.families import family_of
 from gac.runtime.architectures import generating_class
-from tests.models.small import weights_of
+from tests.models.small import linear_weights, weights_of
 from tests.refused import assert_refused
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
@@ -23,6 +22,8 @@ TAKEN = {  # sites, their parameters, and the parameters of the published model 
     "bamba-9b": (102, 8_727_822_336, 9_780_235_392),
     "bloom-560m": (72, 301_989_888, 559_214_592),
     "command-r7b": (160, 6_979_321_856, 8_028_033_024),
+    "deepseek-v2-lite": (135, 888_668_160, 15_706_484_224),
+    "deepseek-v3": (366, 15_156_838_400, 671_026_404_352),
     "exaone-4.0-1.2b": (150, 1_069_547_520, 1_279_391_488),
     "falcon-7b": (96, 6_625_951_744, 6_921_720_704),
     "falcon-h1-0.5b": (252, 453_869_568, 521_411_104),
@@ -36,12 +37,15 @@ TAKEN = {  # sites, their parameters, and the parameters of the published model 
     "gemma-3-4b": (170, 3_208_642_560, 4_300_079_472),
     "gemma-4-31b-text": (290, 29_286_727_680, 30_697_345_280),
     "glm-4-9b-0414": (200, 8_157_921_280, 9_400_279_040),
+    "glm-4.5-air": (230, 5_929_435_136, 106_852_245_504),
     "gpt-j-6b": (140, 5_637_144_576, 6_050_882_784),
+    "gpt-oss-20b": (96, 637_009_920, 20_914_757_184),
     "gpt2": (36, 84_934_656, 124_439_808),
     "granite-3.3-2b": (200, 2_432_696_320, 2_533_539_840),
     "granite-3.3-8b": (200, 7_969_177_600, 8_170_864_640),
     "granite-4.0-h-350m": (104, 262_914_048, 340_332_224),
     "granite-4.0-h-micro": (128, 2_984_771_584, 3_191_396_096),
+    "granite-4.0-h-tiny": (128, 740_327_424, 6_939_037_248),
     "granite-4.0-micro": (200, 3_145_728_000, 3_402_836_480),
     "idefics3-8b-llama3": (160, 6_979_321_856, 8_462_086_384),
     "internvl3-8b": (140, 6_525_288_448, 7_944_373_760),
@@ -59,16 +63,20 @@ TAKEN = {  # sites, their parameters, and the parameters of the published model 
     "mistral-nemo-12b": (200, 10_905_190_400, 12_247_782_400),
     "mistral-small-24b-2501": (200, 22_229_811_200, 23_572_403_200),
     "mistral-small-3.1-24b": (200, 22_229_811_200, 24_011_361_280),
+    "mixtral-8x7b": (128, 1_342_177_280, 46_702_792_704),
     "mpt-7b": (96, 6_442_450_944, 6_649_286_656),
     "nemotron-h-8b": (88, 7_025_459_200, 8_100_852_736),
     "olmo-2-1124-7b": (160, 6_476_005_376, 7_298_617_344),
     "olmo-3-7b": (160, 6_476_005_376, 7_298_011_136),
+    "olmoe-1b-7b": (64, 268_435_456, 6_919_161_856),
     "opt-1.3b": (120, 1_207_959_552, 1_315_758_080),
     "paligemma2-3b": (130, 2_024_275_968, 3_032_242_416),
     "phi-3-mini-4k": (96, 3_623_878_656, 3_821_079_552),
+    "phi-3.5-moe": (128, 1_342_177_280, 41_873_153_344),
     "phi-4": (120, 13_631_488_000, 14_659_507_200),
     "phi-4-mini": (96, 3_221_225_472, 3_836_021_760),
     "pythia-1.4b": (72, 1_207_959_552, 1_414_647_808),
+    "qwen1.5-moe-a2.7b": (120, 1_233_125_376, 14_315_784_192),
     "qwen2.5-0.5b": (120, 357_826_560, 494_032_768),
     "qwen2.5-32b": (320, 31_205_621_760, 32_763_876_352),
     "qwen2.5-7b": (140, 6_525_288_448, 7_615_616_512),
@@ -76,9 +84,11 @@ TAKEN = {  # sites, their parameters, and the parameters of the published model 
     "qwen3-0.6b": (140, 440_401_920, 596_049_920),
     "qwen3-1.7b": (140, 1_409_286_144, 1_720_574_976),
     "qwen3-14b": (200, 13_212_057_600, 14_768_307_200),
+    "qwen3-30b-a3b": (192, 905_969_664, 30_532_122_624),
     "qwen3-32b": (320, 31_205_621_760, 32_762_123_264),
     "qwen3-4b": (180, 3_633_315_840, 4_022_468_096),
     "qwen3-8b": (180, 6_945_767_424, 8_190_735_360),
+    "qwen3-next-80b-a3b": (204, 1_690_828_800, 79_674_391_296),
     "qwen3-vl-2b": (140, 1_409_286_144, 2_127_532_032),
     "qwen3-vl-8b": (180, 6_945_767_424, 8_767_123_696),
     "qwen3.5-27b": (368, 24_350_556_160, 27_356_728_560),
@@ -90,21 +100,29 @@ TAKEN = {  # sites, their parameters, and the parameters of the published model 
     "starcoder2-3b": (150, 2_878_341_120, 3_030_371_328),
 }
 
+ROUTED = {  # parameters of the routed experts, and those that are active for a token
+    "deepseek-v2-lite": (14_394_851_328, 1_349_517_312),
+    "deepseek-v3": (653_908_770_816, 20_434_649_088),
+    "glm-4.5-air": (99_656_663_040, 6_228_541_440),
+    "gpt-oss-20b": (19_116_933_120, 2_389_616_640),
+    "granite-4.0-h-tiny": (6_039_797_760, 566_231_040),
+    "mixtral-8x7b": (45_097_156_608, 11_274_289_152),
+    "olmoe-1b-7b": (6_442_450_944, 805_306_368),
+    "phi-3.5-moe": (40_265_318_400, 5_033_164_800),
+    "qwen1.5-moe-a2.7b": (12_457_082_880, 830_472_192),
+    "qwen3-30b-a3b": (28_991_029_248, 1_811_939_328),
+    "qwen3-next-80b-a3b": (77_309_411_328, 1_509_949_440),
+}
+
 _LINEAR_ATTENTION = "with layers of state spaces, convolutions or linear attention"
 REFUSED = {
     "bert-base": "an encoder;",
     "bitnet-b1.58-2b": "expected a supported architecture",
-    "deepseek-v3": "a mixture of experts (256 experts a layer)",
     "gemma-3n-e2b": "a multimodal model around a gemma3n_text",
     "gemma-4-e2b-text": "that also take keys and values of other layers (num_kv_shared_layers 20) and embeddings",
     "gpt-neo-1.3b": "expected a supported architecture",
-    "gpt-oss-20b": "a mixture of experts (32 experts a layer)",
-    "granite-4.0-h-tiny": "a mixture of experts (64 experts a layer)",
     "llama-3.2-11b-vision": "a multimodal model around a mllama_text_model",
     "mamba-130m": _LINEAR_ATTENTION,
-    "mixtral-8x7b": "a mixture of experts (8 experts a layer)",
-    "olmoe-1b-7b": "a mixture of experts (64 experts a layer)",
-    "qwen3-30b-a3b": "a mixture of experts (128 experts a layer)",
     "t5-small": "an encoder-decoder;",
     "whisper-large-v3": "an encoder-decoder;",
 }
@@ -112,18 +130,6 @@ REFUSED = {
 
 def read_config(name: str) -> Any:
     return AutoConfig.from_pretrained(CONFIGS / f"{name}.json")
-
-
-def linear_sizes(decoder: nn.Module, name: str) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of the linear modules of a decoder, by their names in the model, where the decoder has a name.
-
-    A ``Conv1D`` of transformers has them the other way round.
-    """
-    return {
-        f"{name}.{path}": tuple(module.weight.shape[:: 1 if isinstance(module, nn.Linear) else -1])
-        for path, module in decoder.named_modules()
-        if isinstance(module, nn.Linear | Conv1D)
-    }
 
 
 def parameters(model: nn.Module, besides: type[nn.Module] | tuple[()] = ()) -> int:
@@ -149,11 +155,13 @@ def test_a_published_model_is_taken_with_all_of_its_linear_weights(name: str) ->
     model.tie_weights()
     assert parameters(model) == published
 
-    decoder = model.get_decoder()
-    named = next(path for path, module in model.named_modules() if module is decoder)
+    decoder, family = model.get_decoder(), family_of(config)
     sizes = {weight.name: (weight.out_features, weight.in_features) for weight in weights_of(config)}
-    assert sizes == linear_sizes(decoder, named)
-    assert 0.98 * parameters(decoder, besides=nn.Embedding) <= params <= parameters(decoder, besides=nn.Embedding)
+    assert sizes == linear_weights(model)
+    routed = family.routed_params(config)
+    assert (None if routed is None else (routed.params, routed.active)) == ROUTED.get(name)
+    known, whole = params + (routed.params if routed else 0), parameters(decoder, besides=nn.Embedding)
+    assert 0.98 * whole <= known <= whole
 
 
 @pytest.mark.parametrize("name", TAKEN)

@@ -15,6 +15,7 @@ from transformers import AutoConfig
 import gac
 from gac.core.errors import ModelError
 from gac.core.workloads import Workload
+from gac.models.experts import RoutedParams
 from gac.models.families import family_of
 from gac.models.rotation import rotates_freely
 from gac.models.sites import Weight
@@ -119,11 +120,12 @@ def test_granite_without_state_spaces_is_a_model_of_attention_alone() -> None:
         gac.allocate(small_model(config), 0.7, tensor_parallel=2, progress=False)
 
 
-def test_a_single_expert_is_one_too_many_for_granite() -> None:
-    config = small_config("granitemoehybrid")
-    config.num_local_experts = 1
-    with pytest.raises(ModelError, match=r"a mixture of experts \(1 experts a layer\)"):
-        family_of(config)
+def test_a_single_expert_is_routed_to_in_granite() -> None:
+    config = small_config("granitemoehybrid", num_local_experts=1, num_experts_per_tok=1)
+    assert config.num_local_experts == 1
+    stacks = [module for name, module in small_model(config).named_modules() if name.endswith("moe.experts")]
+    counted = sum(values.numel() for stack in stacks for values in stack.parameters())
+    assert family_of(config).routed_params(config) == RoutedParams(counted, counted)
 
 
 def test_buffers_that_no_file_has_are_those_of_the_config(small: Small, tmp_path: Path) -> None:

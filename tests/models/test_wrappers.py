@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
 
 import gac
@@ -26,7 +25,7 @@ from gac.runtime.architectures import factory_of
 from gac.testing.models import tiny_text
 from tests.compression.applying import IDS, smaller_dims, with_dims
 from tests.compression.compressed import MakePlan
-from tests.models.small import weights_of
+from tests.models.small import linear_weights, weights_of
 from tests.models.wrappers import WITH_IMAGES, image_inputs, wrapper_config, wrapper_model
 from tests.refused import assert_refused
 
@@ -65,12 +64,8 @@ def test_the_sites_are_the_linear_layers_of_the_decoder(model_type: str) -> None
     decoder = next(
         name.rpartition(".")[0] for name, module in model.named_modules(remove_duplicate=False) if module is embedding
     )
-    theirs = {
-        f"{decoder}.{layers}.{name}": tuple(module.weight.shape)
-        for layers, children in model.get_submodule(decoder).named_children()
-        for name, module in children.named_modules()
-        if isinstance(children, nn.ModuleList) and isinstance(module, nn.Linear)
-    }
+    theirs = linear_weights(model)
+    assert all(name.startswith(f"{decoder}.") for name in theirs)
     assert {weight.name: (weight.out_features, weight.in_features) for weight in weights_of(config)} == theirs
     check_plain(model, theirs)
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from gac.models.families import text_config
+from gac.models.families import family_of, text_config
 from gac.runtime.architectures import generating_class
 from gac.runtime.contract import COMPRESSED
-from tests.models.small import NEURONS, ODD, SMALL
+from tests.models.small import LATENTS, NEURONS, ODD, SMALL, routed
 
 IMAGE_TOKEN = 255
 """Stands for a feature of an image in the ids of the small models."""
@@ -32,7 +32,7 @@ _OTHERS = {
     "num_residual_layers": 1,
 }
 """Sizes of all that is not the decoder, where a config has them."""
-_MROPE = re.compile("(cosmos3_edge|glm|hunyuan|paddleocr|qwen2|qwen3_vl).*_text$")
+_MROPE = re.compile("(cosmos3_edge|glm|hunyuan|paddleocr|qwen2|qwen3_omni|qwen3_vl).*_text$")
 _DELTA_NETS = ODD["qwen3_5_text"] | {"layer_types": ["linear_attention", "full_attention"]}
 _GEMMA_4 = {
     "layer_types": ["sliding_attention", "full_attention"],
@@ -68,8 +68,11 @@ _MORE: dict[str, dict[str, Any]] = {
     "idefics2": {"perceiver_config": {"hidden_size": SMALL["hidden_size"]}},
     "internvl": {"vision_config": {"image_size": [28, 28], "patch_size": [14, 14]}},
     "paligemma": {"projection_dim": SMALL["hidden_size"]},
-    "qwen2_5_omni_thinker": {"vision_start_token_id": 252},
-    **{key: {"text_config": _DELTA_NETS} for key in ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5")},
+    **{key: {"vision_start_token_id": 252} for key in ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")},
+    **{
+        key: {"text_config": _DELTA_NETS}
+        for key in ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5", "qwen3_5_moe")
+    },
     "qianfan_ocr": {"vision_config": {"image_size": [28, 28], "patch_size": [14, 14]}},
 }
 """What some need besides."""
@@ -99,9 +102,15 @@ def wrapper_config(model_type: str, **changed: Any) -> Any:
         fields = _TEXT | fields
     for name, part in vars(default).items():
         if hasattr(part, "to_dict"):
-            fields[name] = _resized(part, (_TEXT if part is text else _OTHERS) | fields.get(name, {}))
+            sizes = _text_sizes(default, part) if part is text else _OTHERS
+            fields[name] = _resized(part, sizes | fields.get(name, {}))
     tokens = {name: IMAGE_TOKEN for name in _TOKENS if name in vars(default)}
     return kind(**tokens | fields)
+
+
+def _text_sizes(default: Any, text: Any) -> dict[str, Any]:
+    latents = LATENTS if getattr(text, "kv_lora_rank", None) else {}
+    return _TEXT | routed(family_of(default), vars(text), _TEXT) | latents
 
 
 def _resized(part: Any, sizes: dict[str, Any]) -> Any:
@@ -110,7 +119,10 @@ def _resized(part: Any, sizes: dict[str, Any]) -> Any:
     named = {name: type(known[name] or value)(value) for name, value in named.items() if name in known}
     if _MROPE.match(part.model_type):
         length = named["head_dim"] if "head_dim" in known else named["hidden_size"] // named["num_attention_heads"]
-        named["rope_parameters"] = rope | {"mrope_section": [length // 8, 3 * length // 16, 3 * length // 16]}
+        length = int(length * rope.get("partial_rotary_factor", 1))
+        named["rope_parameters"] = rope | {
+            "mrope_section": [length // 2 - 2 * (section := 3 * length // 16), section, section]
+        }
     return type(part)(**named)
 
 

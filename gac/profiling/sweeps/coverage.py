@@ -10,7 +10,7 @@ from gac.core.errors import ProfileError
 from gac.core.operations import Operation, linear, round_inputs
 from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, Form, form_named, variants_of
-from gac.forms.planned_sites import check_forms_fit, fuse_sites
+from gac.forms.planned_sites import check_forms_fit, fuse_sites, without_misfits
 from gac.forms.tensor_parallel import check_splits, divides, moves_parts, split_fused, split_gemms
 from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
@@ -58,6 +58,7 @@ def model_points(
         ProfileError: there is no workload, the dtype is neither, or a form or a scheme cannot be timed.
     """
     sites, rows = _sites(model), _rows(workloads, dtype)
+    forms = without_misfits(sites, tuple(forms))
     check_forms_fit(sites, forms, text_config(shapes_of(model)).model_type)
     check_splits(sites, gpus)
     candidates = [form_named(name) for name in dict.fromkeys(("dense", *forms))]

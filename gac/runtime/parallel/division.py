@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from gac.runtime.contract import experts_of
 from gac.runtime.modules import BlockLinear, LatentLinear, LowRankLinear, ValueLinear
 from gac.runtime.parallel.ranks import SplitError
 from gac.runtime.storage.modules import StoredLinear
@@ -63,6 +64,9 @@ def styles_of(module: nn.Module, side: Literal["out", "in"]) -> dict[str, Style]
 
 def cuts_of(model: Any, rank: int, size: int) -> Cuts:
     """Return what a process has of a model, which is not changed; a SplitError if nothing of it can be divided."""
+    if experts_of(model.config):
+        problem = f"a {model.config.model_type}, a mixture of experts, over {size} processes"
+        raise SplitError(problem, "a model with one MLP a layer", "Run it whole, or place it with device_map='auto'.")
     cuts = Cuts()
     for unit in units_of(model):
         try:

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from gac.runtime.contract import COMPRESSED
+from gac.runtime.contract import COMPRESSED, experts_of
 from gac.runtime.header import header_of
 from gac.runtime.modules import KINDS
 
@@ -11,7 +11,7 @@ TESTED = ("0.26", "0.32")
 NOT_SERVED = (
     *("apertus1p5_text", "bamba", "biogpt", "bloom", "codegen", "exaone", "falcon", "falcon_h1", "gemma4_text"),
     *("gemma4_unified_text", "gpt_bigcode", "granitemoehybrid", "internlm3", "iquestcoder", "lfm2"),
-    *("modernbert-decoder", "mpt", "nemotron_h", "olmo_hybrid", "qwen3_5_text", "xglm"),
+    *("modernbert-decoder", "mpt", "nemotron_h", "olmo_hybrid", "qwen3_5_text", "xglm", "youtu"),
 )
 """Architectures whose classes in vLLM 0.32 do not run compressed models; transformers runs all of them."""
 SERVED_MULTIMODAL = (
@@ -38,6 +38,7 @@ def refusal(config: Any) -> tuple[str, str, str] | None:
     if not is_served(config):
         remedy = "Run this checkpoint in transformers, or serve gac export --merge, of the dense model's size."
         kind = ", a multimodal model" if is_multimodal(config) else ""
+        kind += ", a mixture of experts" if experts_of(config) else ""
         return f"model type {model_type!r}{kind}", "an architecture that the plugin serves", remedy
     if header is None:
         return "config.json has no key gac", "a model that GAC compressed", "Serve the dense model."
@@ -59,6 +60,8 @@ def refusal(config: Any) -> tuple[str, str, str] | None:
 def is_served(config: Any) -> bool:
     """Return whether the plugin serves compressed models of the architecture."""
     model_type = str(getattr(config, "model_type", "")).removeprefix(COMPRESSED)
+    if experts_of(config):
+        return False
     return model_type in SERVED_MULTIMODAL if is_multimodal(config) else model_type not in NOT_SERVED
 
 
