@@ -20,6 +20,7 @@ from gac.measurement.calibration import CalibrationRun, decoder_layers, group_by
 from gac.measurement.curves import fit_layers
 from gac.measurement.runs import TOKENS, ModelRuns, sampled, window_loss
 from gac.measurement.text import Windows
+from gac.forms.planned_sites import targeted_sites
 from gac.models.families import family_of
 from gac.models.modules import frozen, input_device
 from gac.models.plain import is_in_memory
@@ -131,7 +132,7 @@ def _texts(run: CalibrationRun, plan: Plan, check: Windows | None) -> list[_Text
 
 
 def _modules(run: CalibrationRun, plan: Plan) -> dict[str, nn.Module]:
-    sites = planned_sites(plan, family_of(run.model.config).sites(run.model.config))
+    sites = planned_sites(plan, targeted_sites(run.model.config, plan.recipe.space.forms))
     changed = changed_sites(plan, sites)
     layers = {site.layer for site in changed}
     fits = fit_layers(run, [site for site in sites if site.layer in layers], forms=plan.recipe.space.forms)

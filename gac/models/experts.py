@@ -3,14 +3,13 @@
 The routed experts and the router stay as they are. The shared expert is an MLP that every token passes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from gac.core.errors import ModelError
-from gac.models.sites import LARGEST_SIZE
-
+from gac.models.sites import LARGEST_SIZE, Weight
 
 ROUTED = "moe"  # the kind of layers that are a mixture of experts alone
 
@@ -61,6 +60,9 @@ class Experts:
     stack: str = "mlp.experts"  # the module that holds the experts
     matrices: int = 3  # of an expert: 2 where nothing gates
     biased: bool = False
+    # The router, one matrix, returns logits, weights and numbers of the experts of a token, which are all alike: so some
+    # can go, with the router's rows (``gac.forms.experts``).
+    removable: bool = False
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -81,6 +83,13 @@ class Experts:
         biases = (self.matrices - 1) * width + hidden if self.biased else 0
         of_expert = self.matrices * width * hidden + biases
         return RoutedParams(count * of_expert, active * of_expert)
+
+    def weights(self, config: Any) -> Iterator[Weight]:
+        """The router and the routed experts, where experts can go."""
+        if self.removable:
+            count, active, width = (getattr(config, key) for key in (self.count, self.active, self.width))
+            yield Weight(self.router, count, config.hidden_size, top_k=active)
+            yield Weight(self.stack, self.matrices * width, config.hidden_size, top_k=active, experts=count)
 
     def check(self, config: Any) -> None:
         """Refuse sizes that no model can have, by a ModelError."""

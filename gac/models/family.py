@@ -90,8 +90,11 @@ class Family:
     towers: tuple[str, ...] = ()  # model types of configs that only multimodal models have, in ``text_config``
     inside: str = ""  # the name of the decoder within a multimodal model; empty where the model is the decoder alone
 
-    def sites(self, config: Any) -> tuple[Site, ...]:
-        """Every site in model order, from a transformers config; a ModelError if no model can have these sizes."""
+    def sites(self, config: Any, routed: bool = False) -> tuple[Site, ...]:
+        """Every site in model order, from a transformers config; a ModelError if no model can have these sizes.
+
+        ``routed``: with those of routed experts and their routers, where experts can go.
+        """
         config = text_config(config)
         self._check(config)
         sites: list[Site] = []
@@ -112,6 +115,9 @@ class Family:
                 skippable = self.skips[1] and layer > 0 and "." in mlp[-1].name and not (routes and self._blends(routes))
                 weights = tuple(_with_prefix(prefix, each, from_norms) for each in self._blocked(mlp, skippable))
                 sites.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
+            if routed and (routes := self._routes(config, layer)) and routes.removable:
+                weights = tuple(_with_prefix(prefix, each, ()) for each in routes.weights(config))
+                sites.append(Site(weights[-1].name, layer, "experts", weights))
         return tuple(sites)
 
     def routed_params(self, config: Any) -> RoutedParams | None:
