@@ -30,6 +30,7 @@ from gac.measurement.calibration import (
     TextOfMixture,
     kept_on_disk,
     moment_bytes,
+    routed_by_layer,
     stream_second,
 )
 from gac.measurement.curves import ModelCurves, measure_curves
@@ -177,7 +178,7 @@ def measuring(
             rotation=rotation,
             head=head,
             on_grid=on_grid,
-            experts=resolved.family.routed_params(loaded.model.config),
+            experts=None if routed_by_layer(sites) else resolved.family.routed_params(loaded.model.config),
         )
         curves = expected_curves(measured.curves, recipe, resolved.method, resolved.family)
         return Measurement(recipe, curves, evidence, by_weight, run, check)
@@ -330,10 +331,11 @@ def load_dense_model(
     check_one_dtype(loaded.model)
     check_frequencies(loaded.model)
     if targeted:
-        if tuple(family_of(loaded.model.config).sites(loaded.model.config)) != tuple(targeted):
+        sites = family_of(loaded.model.config).sites(loaded.model.config, routed=bool(routed_by_layer(targeted)))
+        if sites != tuple(targeted):
             expected = "the sizes that its config had before the weights were read"
             raise ModelError("a model with another config", expected, "Allocate again.")
-        check_plain(loaded.model, [weight.name for site in targeted for weight in site.weights])
+        check_plain(loaded.model, [weight.name for site in targeted for weight in site.weights if not weight.top_k])
     return loaded
 
 
@@ -366,7 +368,7 @@ def check_same_everywhere(ranks: Ranks, loaded: Loaded, digest: str, windows: Wi
 
 def targeted_digest(loaded: Loaded, sites: Sequence[Site]) -> str:
     """SHA-256 of the weights of the sites, which have to be of the sizes that the config gives them."""
-    weights = [weight for site in sites for weight in site.weights]
+    weights = [weight for site in sites for weight in site.weights if not weight.top_k]
     check_sizes(loaded.model, weights)
     return model_digest(loaded.model, [weight.name for weight in weights])
 

@@ -122,7 +122,7 @@ class ValueLinear(modeling_gac.ValueLinear):
 def _sizes_of(make: Callable[..., nn.Module]) -> tuple[str, ...]:
     """Return the sizes that a plain module is made of: its arguments before those that all modules have."""
     names = (name for name, argument in signature(make).parameters.items() if argument.kind != argument.VAR_KEYWORD)
-    return tuple(name for name in names if name not in ("bias", "storage"))
+    return tuple(name for name in names if name not in ("bias", "storage", "dense"))
 
 
 KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {

@@ -85,7 +85,8 @@ def test_counts_of_all_layers_are_chosen_together() -> None:
     counts = [[choice.dim for choice in site.weights] for site in plan.sites]
     assert counts == [[5, 5], [7, 7]]  # 6 + 3 is the least at which 4 of 16 are gone
     assert plan.prediction.loss == pytest.approx(9.0)
-    assert plan.params == (12 * (3 * EXPERT_NEURONS * 64 + 64), 16 * (3 * EXPERT_NEURONS * 64 + 64))
+    stated = 3 * EXPERT_NEURONS * 64 + 64
+    assert (plan.size.used, plan.size.total) == (12 * stated, 16 * stated)
 
 
 def test_the_smallest_count_is_that_of_a_token() -> None:

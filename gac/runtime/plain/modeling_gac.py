@@ -8,6 +8,7 @@ the plan and the card, which it writes again. It is not fast: GAC's classes, aft
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from math import lcm, prod
 from pathlib import Path
@@ -294,6 +295,14 @@ class SkippedBlock(nn.Module):
         return (y, None) if self.attention else y  # attentions return their weights too
 
 
+def resized(experts: int, dense: Any) -> Any:
+    """Make a router, or routed experts, like dense ones with so many experts. Values are read from files."""
+    module = copy(dense)
+    empty = {name: values.new_empty(experts, *values.shape[1:]) for name, values in dense._parameters.items()}
+    vars(module).update(num_experts=experts, _parameters={name: nn.Parameter(empty[name]) for name in empty})
+    return module
+
+
 class StoredEmbedding(Matrix):
     """A quantised embedding. Gemma's multiply what they look up by a number."""
 
@@ -330,6 +339,7 @@ class StoredHead(Matrix):
 
 MODULES: dict[str, Any] = {"Linear": linear, "LowRankLinear": low_rank, "LatentLinear": latent}
 MODULES |= {"RoundedLatentLinear": latent, "ValueLinear": ValueLinear, "Absent": Absent, "Constant": Constant}
+MODULES |= {"Router": resized, "Experts": resized}
 
 
 # The model: transformers' own architecture, in which the modules above replace linear layers.
@@ -386,9 +396,10 @@ class CompressedModel:
         prefix = f"{self.base_model_prefix}." if self.base_model is self else ""  # of names in a causal LM
         for name, described in header["modules"].items():
             path, make = name.removeprefix(prefix), MODULES[described["module"]]
-            dense = self.get_submodule(path)
-            how = {"bias": dense.bias is not None, "device": dense.weight.device, "dtype": dense.weight.dtype}
-            self.set_submodule(path, make(**described["sizes"], storage=storage_of(described), **how))
+            dense, how = self.get_submodule(path), {"storage": storage_of(described)}
+            if make is not resized:
+                how |= {"bias": dense.bias is not None, "device": dense.weight.device, "dtype": dense.weight.dtype}
+            self.set_submodule(path, make(**described["sizes"], **({"dense": dense} if make is resized else how)))
             self.get_submodule(path.rpartition(".")[0])._is_hf_initialized = True  # GPT-2 initialises weights by name
         if (described := header.get("head")) is not None:
             names = {module: name for name, module in self.named_modules()}
