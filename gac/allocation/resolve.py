@@ -95,7 +95,9 @@ def resolve(
         expected = "an architecture with a base_model_tp_plan in transformers that divides every layer"
         raise ModelError(problem, expected, "Plan for one GPU (tensor_parallel=1).")
     targeted = targeted_sites(config, space.forms)
-    experts_stay = family.experts is not None and not any(weight.experts for site in targeted for weight in site.weights)
+    experts_stay = family.experts is not None and not any(
+        weight.experts for site in targeted for weight in site.weights
+    )
     recipe = in_fractions(recipe, targeted, others, routed=experts_stay)
     space = replace(space, forms=without_misfits(targeted, space.forms))
     recipe = replace(recipe, space=space)

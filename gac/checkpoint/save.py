@@ -18,7 +18,7 @@ from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.threads import entry_point
 from gac.plan.plan import Plan
-from gac.runtime.plain.modeling_gac import resized
+from gac.runtime.modules import resized
 from gac.runtime.storage.embeddings import embeddings_of
 from gac.runtime.storage.modules import Stored, stored_names
 from gac.schemes import DEFAULT_SCHEME, scheme_named
@@ -91,7 +91,7 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
         result = _described(as_linear(module))
         biased = any(name.endswith("bias") for name in result)
         if choice.weight.top_k:
-            due = resized(dense=module, **choice.module.sizes) if choice.changed else module
+            due = resized(module, **choice.module.sizes) if choice.changed else module
         else:
             due = empty_stored(choice, biased, "meta", model.dtype)
         if result != _described(due):

@@ -16,7 +16,7 @@ from gac.models.families import family_of
 from gac.models.sites import Site, Weight
 from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.finish import Description, QuantisedInputs, Skipped
-from gac.runtime.plain.modeling_gac import resized
+from gac.runtime.modules import resized
 from gac.runtime.storage.modules import store_in
 from gac.schemes import scheme_named
 from gac.schemes.base import storage_of
@@ -156,6 +156,6 @@ def _routed_module(work: SiteBuild, weight: Weight, choice: WeightChoice) -> nn.
     if parameters is None:
         return None
     dense = work.statistics.model.get_submodule(weight.name)
-    module: nn.Module = resized(dense=dense, **choice.module.sizes)
+    module: nn.Module = resized(dense, **choice.module.sizes)
     module.load_state_dict(parameters)
     return module.train(dense.training).requires_grad_(next(dense.parameters()).requires_grad)

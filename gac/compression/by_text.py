@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from gac.compression.apply import build_modules, changed_sites, planned_sites
 from gac.compression.rounding import store
+from gac.forms.planned_sites import targeted_sites
 from gac.measurement.calibration import CalibrationRun, decoder_layers, group_by_layer
 from gac.measurement.curves import fit_layers
 from gac.measurement.runs import TOKENS, ModelRuns, sampled, window_loss
 from gac.measurement.text import Windows
-from gac.forms.planned_sites import targeted_sites
 from gac.models.families import family_of
 from gac.models.modules import frozen, input_device
 from gac.models.plain import is_in_memory

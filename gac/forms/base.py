@@ -60,7 +60,7 @@ class LossMeasure:
         in_every_calibration: any later plan can use the form; others are measured where they are asked for. Such forms
             are measured at once, so that none finds what another has measured of the layer.
         needs_forward_runs: the model is run with each dim, see ``Statistics.runs``.
-        uses_routed_tokens: it takes experts, and is measured on tokens that are routed to them, see ``Statistics.routed``.
+        uses_routed_tokens: it takes experts, and is measured on tokens that reach them (``Statistics.routed``).
         uses_attention_curvature: the metric is that of the attention over the KV cache, see ``Statistics.attended``.
         anchors: nats a token that all weights in the form would lose by the metric, at the dims where the model is run
             to correct it; used where the method is two-sided and some windows are held out

@@ -261,6 +261,7 @@ def _fits_of(
     loss = {"loss": np.array(moments.loss), "losses": moments.losses.cpu().numpy()}
     for part in (part for part in parts if part.scheme is None):
         statistics = Statistics(run.model, pooled, run.method, known.artifacts, runs_of(part), known.losses, attended)
+        statistics = replace(statistics, routed=moments.routed)
         if part is _INPUTS:
             tensors: dict[str, Tensor] = {}
             for weight in (weight for weight in weights if f"inputs/{weight.name}" not in known.artifacts.tensors):
@@ -269,8 +270,6 @@ def _fits_of(
             tensors = {f"tokens/{weight.name}": moments.tokens(weight) for weight in weights}
             for weight in (weight for weight in weights if weight.to_residual or weight.scores):
                 tensors[f"gradients/{weight.name}"] = packed(pooled(weight).gradients)
-        if part.takes_experts:
-            statistics = replace(statistics, routed=moments.routed)
         fit = fit_layer(statistics, [*weights, *routed] if part.takes_experts else weights, part, tensors)
         fit = LayerFit({**loss, **fit.losses}, fit.artifacts)
         known = LayerFit.merged([known, fit])

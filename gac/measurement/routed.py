@@ -74,7 +74,10 @@ def mixed_tokens(texts: Sequence[MutableMapping[str, Tensor]], shares: Tensor) -
     mixture: dict[str, Tensor] = {}
     for stack in [key.partition("/")[2] for key in texts[0] if key.startswith(name_of("power", ""))]:
         inputs, counts, gradients, powers = ([text.pop(name_of(what, stack)) for text in texts] for what in NAMES)
-        power, tokens = sum(shares.tolist()[index] * float(each) for index, each in enumerate(powers)), sum(map(len, counts))
+        power, tokens = (
+            sum(shares.tolist()[index] * float(each) for index, each in enumerate(powers)),
+            sum(map(len, counts)),
+        )
         weighted = [
             of * (float(share) * tokens / len(of) * float(own) / max(power, TINY))
             for of, share, own in zip(counts, shares, powers, strict=True)

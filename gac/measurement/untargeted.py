@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from gac.core.errors import ModelError
-from gac.measurement.embeddings import embedding_shapes
 from gac.forms.planned_sites import targeted_sites
+from gac.measurement.embeddings import embedding_shapes
 from gac.models.loading import load_config
 from gac.models.packaged import PACKAGED
 from gac.models.rotation import untied_by_rotation

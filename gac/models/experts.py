@@ -60,8 +60,8 @@ class Experts:
     stack: str = "mlp.experts"  # the module that holds the experts
     matrices: int = 3  # of an expert: 2 where nothing gates
     biased: bool = False
-    # The router, one matrix, returns logits, weights and numbers of the experts of a token, which are all alike: so some
-    # can go, with the router's rows (``gac.forms.experts``).
+    # The router, one matrix, returns logits, and weights and numbers of the experts of a token. No expert is special: so
+    # some can go, with the router's rows (``gac.forms.experts``).
     removable: bool = False
 
     @property
@@ -110,7 +110,9 @@ class Experts:
 
 def _check_kinds(kinds: Sequence[str], layers: int) -> None:
     if len(kinds) != layers or not set(kinds) <= {_DENSE, _SPARSE}:
-        problem = f"a config with mlp_layer_types of {len(kinds)} entries ({', '.join(sorted(map(str, {*kinds})))[:40]})"
+        problem = (
+            f"a config with mlp_layer_types of {len(kinds)} entries ({', '.join(sorted(map(str, {*kinds})))[:40]})"
+        )
         raise ModelError(problem, f"{layers}, one a layer, each {_DENSE} or {_SPARSE}", "Check config.json.")
 
 
@@ -130,7 +132,8 @@ def behind(key: str) -> Routing:
 
 
 STEPPED = Routing(
-    ("decoder_sparse_step", "mlp_only_layers"), lambda layer, step, dense: (layer + 1) % step == 0 and layer not in dense
+    ("decoder_sparse_step", "mlp_only_layers"),
+    lambda layer, step, dense: (layer + 1) % step == 0 and layer not in dense,
 )
 """Every so many layers, but for some (Qwen)."""
 

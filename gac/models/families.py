@@ -85,7 +85,9 @@ _DENSE_FIRST = _ROUTED(behind("first_k_dense_replace"))
 _LATENT = partial(Family, mixer=LATENT_ATTENTION, skips=(False, True))
 
 _MIXTURES = (
-    Family(("qwen3_moe",), experts=Experts(STEPPED, removable=True), towers=("qwen3_omni_moe_text", "qwen3_vl_moe_text")),
+    Family(
+        ("qwen3_moe",), experts=Experts(STEPPED, removable=True), towers=("qwen3_omni_moe_text", "qwen3_vl_moe_text")
+    ),
     Family(("qwen2_moe",), experts=_QWEN(STEPPED)),
     Family(("qwen3_next",), gated=True, mixer=QWEN3_NEXT, experts=_QWEN(STEPPED)),
     Family(("qwen3_5_moe_text",), gated=True, mixer=GATED_DELTA_NET, experts=_QWEN(EVERYWHERE)),
@@ -99,9 +101,7 @@ _MIXTURES = (
         experts=_WIDE(removable=True),
     ),
     Family(("phimoe",), experts=_WIDE(count="num_local_experts", router="mlp.router")),
-    Family(
-        ("gpt_oss",), experts=_WIDE(count="num_local_experts", router="mlp.router", biased=True, removable=True)
-    ),
+    Family(("gpt_oss",), experts=_WIDE(count="num_local_experts", router="mlp.router", biased=True, removable=True)),
     Family(("granitemoe",), factor="residual_multiplier", experts=replace(_GRANITE, shared=None)),
     Family(("granitemoeshared", "granitemoe_swa"), factor="residual_multiplier", experts=_GRANITE),
     Family(("glm4_moe", "dots1", "sarvam_moe"), experts=_DENSE_FIRST, towers=("glm4v_moe_text",)),
@@ -435,7 +435,11 @@ def family_of(config: Any) -> Family:
     decoder, experts = _WRAPPERS.get(model_type), experts_of(config)
     family = _FAMILIES.get(model_type if decoder is None else model_type_of(text_config(config)))
     text = text_config(config)
-    if family is not None and family.mixer and family.mixer.kind not in ("", *(getattr(text, "layer_types", None) or ())):
+    if (
+        family is not None
+        and family.mixer
+        and family.mixer.kind not in ("", *(getattr(text, "layer_types", None) or ()))
+    ):
         family = replace(family, mixer=None)
     if family is not None and family.experts:
         experts = 0
@@ -446,7 +450,9 @@ def family_of(config: Any) -> Family:
     kind, expected, remedy = "", f"a supported architecture ({', '.join(supported())})", _OTHER
     if experts:
         kind = f", a mixture of experts ({experts} experts a layer)"
-        expected = f"one MLP a layer, which every token passes, or a mixture of a known layout ({', '.join(mixtures())})"
+        expected = (
+            f"one MLP a layer, which every token passes, or a mixture of a known layout ({', '.join(mixtures())})"
+        )
     if family is None:
         kind, expected, remedy = _another_kind(config) or (kind, expected, remedy)
     raise ModelError(f"model type {model_type!r}{kind}", expected, remedy)

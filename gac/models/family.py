@@ -112,7 +112,9 @@ class Family:
                 continue
             if mlp := tuple(self._feed_forward(config, layer)):
                 routes = self._routes(config, layer)
-                skippable = self.skips[1] and layer > 0 and "." in mlp[-1].name and not (routes and self._blends(routes))
+                skippable = (
+                    self.skips[1] and layer > 0 and "." in mlp[-1].name and not (routes and self._blends(routes))
+                )
                 weights = tuple(_with_prefix(prefix, each, from_norms) for each in self._blocked(mlp, skippable))
                 sites.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
             if routed and (routes := self._routes(config, layer)) and routes.removable:
@@ -124,13 +126,19 @@ class Family:
         """Parameters of all routed experts, which no choice changes; None where there are none."""
         routing = self.routing_blocks(config)
         of_layer = self.experts.params(text_config(config)) if self.experts and routing else None
-        return None if of_layer is None else RoutedParams(len(routing) * of_layer.params, len(routing) * of_layer.active)
+        return (
+            None if of_layer is None else RoutedParams(len(routing) * of_layer.params, len(routing) * of_layer.active)
+        )
 
     def routing_blocks(self, config: Any) -> dict[int, str]:
         """The names of the modules that route tokens to experts, by layer."""
         config = text_config(config)
         layers = range(config.num_hidden_layers) if self.experts else ()
-        return {layer: f"{self.layers}.{layer}.{routes.block}" for layer in layers if (routes := self._routes(config, layer))}
+        return {
+            layer: f"{self.layers}.{layer}.{routes.block}"
+            for layer in layers
+            if (routes := self._routes(config, layer))
+        }
 
     def sizes(self, config: Any) -> tuple[Any, ...]:
         """The values of the config that determine the sizes in ``sites``; errors as there."""

@@ -1,4 +1,4 @@
-"""Models with fewer experts in each layer: compressed, saved, loaded in three ways, and refused where they cannot be."""
+"""Models with fewer experts in some layers: compressed, saved, loaded in three ways, or refused."""
 
 import subprocess
 import sys
@@ -73,7 +73,9 @@ def test_a_layer_with_fewer_experts_is_the_dense_one_without_the_others(model_ty
     model: Any = small.compress(plan, model=model_of(model_type))
     for name in (name for name in counts_of(plan) if name.endswith("gate")):
         router, fewer = dense.get_submodule(name), model.get_submodule(name)
-        kept = [next(row for row, values in enumerate(router.weight) if torch.equal(values, each)) for each in fewer.weight]
+        kept = [
+            next(row for row, values in enumerate(router.weight) if torch.equal(values, each)) for each in fewer.weight
+        ]
         x = torch.randn(50, 64)
         scores = torch.full((50, 8), -torch.inf).index_copy(1, torch.tensor(kept), router(x)[0][:, kept])
         block = name.removesuffix(".gate")

@@ -139,5 +139,5 @@ def test_experts_that_no_token_reached_go_first_and_are_named(caplog: pytest.Log
     reached = fit.artifacts.tensors[f"experts.reached/{STACK}"]
     assert reached.sum() == TOP_K * IDS.numel()
     assert (reached[4:] == 0).all()
-    assert (fit.losses[f"experts/{STACK}"][4:] == 0).all()
-    assert fit.losses[f"experts/{STACK}"][3] > 0
+    losses = fit.losses[f"experts/{STACK}"]
+    assert losses[4] < 1e-12 * losses[3]

@@ -32,7 +32,7 @@ class Experts(Shorter):
         return weight.in_features, dim * (weight.out_features if weight.experts else 1)
 
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
-        return ModuleSpec("Experts" if weight.experts else "Router", {"experts": dim})
+        return ModuleSpec("Experts", {"experts": dim})
 
     def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
         return ()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gac.core.arrays import Floats
 from gac.forms.curvature.metric import FACTOR, RoutedTokens
-from gac.runtime.plain.modeling_gac import resized
+from gac.runtime.modules import resized
 
 CHUNK = 2**26
 """Numbers of the experts' outputs that are computed at once."""
@@ -52,7 +52,7 @@ class Routing:
 
     def weights(self, kept: Tensor) -> Weights:
         count = len(kept)
-        router = resized(count, self._router)
+        router = resized(self._router, experts=count)
         vars(router).pop("forward", None)  # of accelerate, where weights are streamed
         router.hidden_dim = count
         fixed = {name: torch.zeros_like(values) for name, values in router._parameters.items() if name != "weight"}

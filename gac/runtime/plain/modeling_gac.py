@@ -1,14 +1,12 @@
 """A model that GAC compressed, in plain PyTorch, for ``trust_remote_code=True``. Licence: Apache-2.0.
 
-The key ``gac`` of ``config.json`` names the module of every compressed weight, its sizes and its storage. This file
-builds transformers' architecture with these modules. It imports torch and transformers, and reads no other file than
-the plan and the card, which it writes again. It is not fast: GAC's classes, after ``import gac``, run kernels.
+The key ``gac`` of ``config.json`` names the module of every compressed weight. This file builds transformers' models
+with them, from torch and transformers alone. It is not fast: GAC's classes, after ``import gac``, run kernels.
 """
 
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from copy import copy
 from dataclasses import dataclass
 from math import lcm, prod
 from pathlib import Path
@@ -83,6 +81,7 @@ class Integers8:
 
     number, scale, largest, divisor = torch.int8, torch.float16, 127, 128  # divided, no sum leaves float16's range
     block: ClassVar[int | None] = None  # rows and columns of a weight with one scale; None: those of a row
+    nearest = staticmethod(Tensor.round_)
 
     def tensors(self, rows: int, columns: int) -> Layout:
         scales = (-(-rows // self.block), -(-columns // self.block)) if self.block else (rows, min(columns, 1))
@@ -102,9 +101,6 @@ class Integers8:
         wide = x.float()
         scale = (wide.abs().amax(-1, keepdim=True) / self.largest).clamp_min(2.0**-126)
         return self.nearest(wide / scale).div_(self.divisor).to(x.dtype), scale * self.divisor
-
-    def nearest(self, x: Tensor) -> Tensor:
-        return x.round_()
 
 
 class Floats8(Integers8):
@@ -218,8 +214,7 @@ class BlockLinear(Matrix):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.bits is not None:
-            numbers, scale = quantise_latents(x, self.shape[0], self.bits)
-            x = (numbers * scale).flatten(-2).to(x.dtype)
+            x = prod(quantise_latents(x, self.shape[0], self.bits)).flatten(-2).to(x.dtype)
         return multiply_blocks(x, self.values(x.dtype).view(self.shape), self.bias)
 
 
@@ -245,8 +240,7 @@ class Heads:
         self.features, self.length = features, length
 
     def view(self, *shape: Any) -> Tensor:
-        leading = shape[0] if len(shape) == 1 else shape  # the head_dim that the caller gives is ignored
-        return self.features.view(*leading[:-1], self.length)
+        return self.features.view(*(shape[0] if len(shape) == 1 else shape)[:-1], self.length)  # not the head_dim given
 
 
 class ValueLinear(Matrix):
@@ -295,12 +289,10 @@ class SkippedBlock(nn.Module):
         return (y, None) if self.attention else y  # attentions return their weights too
 
 
-def resized(experts: int, dense: Any) -> Any:
-    """Make a router, or routed experts, like dense ones with so many experts. Values are read from files."""
-    module = copy(dense)
-    empty = {name: values.new_empty(experts, *values.shape[1:]) for name, values in dense._parameters.items()}
-    vars(module).update(num_experts=experts, _parameters={name: nn.Parameter(empty[name]) for name in empty})
-    return module
+def resize(dense: Any, experts: int) -> None:
+    """Give a router, or routed experts, room for fewer of them. Their values are read from files."""
+    rows = {name: nn.Parameter(old.new_empty(experts, *old.shape[1:])) for name, old in dense._parameters.items()}
+    vars(dense).update(num_experts=experts, _parameters=rows)
 
 
 class StoredEmbedding(Matrix):
@@ -339,7 +331,6 @@ class StoredHead(Matrix):
 
 MODULES: dict[str, Any] = {"Linear": linear, "LowRankLinear": low_rank, "LatentLinear": latent}
 MODULES |= {"RoundedLatentLinear": latent, "ValueLinear": ValueLinear, "Absent": Absent, "Constant": Constant}
-MODULES |= {"Router": resized, "Experts": resized}
 
 
 # The model: transformers' own architecture, in which the modules above replace linear layers.
@@ -366,15 +357,13 @@ class CompressedConfig:
         if isinstance(layout, dict) and layout.get("quant_method") == "compressed-tensors":
             values["compression_config"] = values.pop("quantization_config")
         if (manager := sys.modules.get("transformers.cli.serving.model_manager")) is not None:
-            names = values.get("architectures")
-            for name in names if isinstance(names, list) else ():  # `transformers serve` looks for them in transformers
-                if str(name).startswith("Gac"):
-                    setattr(manager.transformers, name, getattr(sys.modules[cls.__module__], name))
+            names = values.get("architectures")  # `transformers serve` looks for them in transformers
+            for name in (each for each in (names if isinstance(names, list) else ()) if str(each).startswith("Gac")):
+                setattr(manager.transformers, name, getattr(sys.modules[cls.__module__], name))
         return super().from_dict(values, **options)
 
     def to_dict(self) -> dict[str, Any]:
-        fields = super().to_dict().items()
-        return {name.replace("compression_config", "quantization_config"): value for name, value in fields}
+        return {key.replace("compression_config", "quantization_config"): of for key, of in super().to_dict().items()}
 
 
 class CompressedModel:
@@ -383,23 +372,23 @@ class CompressedModel:
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         if config._attn_implementation == "vllm":
-            remedy = "for vLLM run: pip install gpu-aligned-compression"
-            raise ValueError(f"attention of vLLM; expected one in transformers, which runs this model; {remedy}.")
+            raise ValueError("attention of vLLM; expected one in transformers. Or pip install gpu-aligned-compression.")
         super().__init__(config, *args, **options)
         if getattr(config, "gac", None) is not None:
             self._replace_modules(config.gac)
 
     def _replace_modules(self, header: dict[str, Any]) -> None:
-        """Replace modules by those that the key ``gac`` describes."""
         if header.get("schema_version") != SCHEMA:
             raise ValueError(f"config.json, key gac: schema_version {header.get('schema_version')}; expected {SCHEMA}.")
         prefix = f"{self.base_model_prefix}." if self.base_model is self else ""  # of names in a causal LM
         for name, described in header["modules"].items():
-            path, make = name.removeprefix(prefix), MODULES[described["module"]]
-            dense, how = self.get_submodule(path), {"storage": storage_of(described)}
-            if make is not resized:
-                how |= {"bias": dense.bias is not None, "device": dense.weight.device, "dtype": dense.weight.dtype}
-            self.set_submodule(path, make(**described["sizes"], **({"dense": dense} if make is resized else how)))
+            path, dense = name.removeprefix(prefix), self.get_submodule(name.removeprefix(prefix))
+            if described["module"] == "Experts":
+                resize(dense, **described["sizes"])
+                continue
+            how = {"bias": dense.bias is not None, "device": dense.weight.device, "dtype": dense.weight.dtype}
+            make = MODULES[described["module"]]
+            self.set_submodule(path, make(**described["sizes"], storage=storage_of(described), **how))
             self.get_submodule(path.rpartition(".")[0])._is_hf_initialized = True  # GPT-2 initialises weights by name
         if (described := header.get("head")) is not None:
             names = {module: name for name, module in self.named_modules()}
