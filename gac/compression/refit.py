@@ -197,7 +197,7 @@ class _LayerWork:
             for name, fit in refits.items()
             if name in modules or fit
         }
-        with swapped(self.model, new | self.routed):
+        with swapped(self.model, {**new, **self.routed}):
             for stage in stages:
                 fitted = [weight for weight in stage if refits[weight.name]]
                 sums = self._sums(stage, fitted, seen, dense) if fitted else {}

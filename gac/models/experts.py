@@ -60,8 +60,8 @@ class Experts:
     stack: str = "mlp.experts"  # the module that holds the experts
     matrices: int = 3  # of an expert: 2 where nothing gates
     biased: bool = False
-    # The router, one matrix, returns logits, and weights and numbers of the experts of a token. No expert is special: so
-    # some can go, with the router's rows (``gac.forms.experts``).
+    # The router, one matrix, returns logits, and weights and numbers of the experts of a token. No expert is special:
+    # so some can go, with the router's rows (``gac.forms.experts``).
     removable: bool = False
 
     @property

@@ -67,7 +67,8 @@ def products(experts: nn.Module, count: int, tokens: RoutedTokens) -> Tensor:
     inputs, kind = tokens.inputs, _precise(tokens.inputs)
     gradients = tokens.gradients.to(kind)
     result = torch.empty(len(inputs), count, count, dtype=kind, device=inputs.device)
-    for part in torch.arange(len(inputs), device=inputs.device).split(max(1, CHUNK // (count * inputs.shape[1]))):
+    size = max(1, CHUNK // (count * inputs.shape[1]))
+    for part in (slice(start, start + size) for start in range(0, len(inputs), size)):
         outputs = torch.stack([written(experts, expert, inputs[part]) for expert in range(count)], dim=1).to(kind)
         result[part] = outputs @ gradients @ outputs.mT
     return result

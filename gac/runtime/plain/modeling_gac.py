@@ -81,7 +81,7 @@ class Integers8:
 
     number, scale, largest, divisor = torch.int8, torch.float16, 127, 128  # divided, no sum leaves float16's range
     block: ClassVar[int | None] = None  # rows and columns of a weight with one scale; None: those of a row
-    nearest = staticmethod(Tensor.round_)
+    nearest: ClassVar[Any] = staticmethod(Tensor.round_)
 
     def tensors(self, rows: int, columns: int) -> Layout:
         scales = (-(-rows // self.block), -(-columns // self.block)) if self.block else (rows, min(columns, 1))
@@ -214,7 +214,7 @@ class BlockLinear(Matrix):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.bits is not None:
-            x = prod(quantise_latents(x, self.shape[0], self.bits)).flatten(-2).to(x.dtype)
+            x = torch.mul(*quantise_latents(x, self.shape[0], self.bits)).flatten(-2).to(x.dtype)
         return multiply_blocks(x, self.values(x.dtype).view(self.shape), self.bias)
 
 
