@@ -88,7 +88,7 @@ def resolve(
     RULES.get(recipe.rule).check(recipe)
     family = family_of(config)
     split = getattr(config, "base_model_tp_plan", (family.output,)) or ()
-    undivided = family.mixer or family.experts or not any(name.endswith(family.output) for name in split)
+    undivided = not family.is_plain or not any(name.endswith(family.output) for name in split)
     if run.tensor_parallel > 1 and undivided:
         reason = "a mixture of experts" if family.experts else "which transformers does not divide"
         problem = f"tensor_parallel={run.tensor_parallel} for a {config.model_type}, {reason}"

@@ -67,8 +67,8 @@ def skipped_blocks(config: Any, weights: Sequence[WeightChoice]) -> list[Skipped
     for choice in weights:
         if choice.weight.block == "in" and not runs(choice):
             block, _, output = choice.name.rpartition(".")
-            attention = choice.name.endswith(f".{family.output}")
-            blocks.append({"block": block, "output": output, "norms": family.norms_of(block), "attention": attention})
+            attention, norms = choice.name.endswith(f".{family.output}"), family.norms_of(config, block)
+            blocks.append({"block": block, "output": output, "norms": norms, "attention": attention})
     return blocks
 
 

@@ -181,7 +181,8 @@ class PairedRun:
             outside = {name: heard for name, heard in written.items() if not name.startswith(f"{routing}.")}
             outside |= {routing: routed} if routing is not None else {}
             added = [self._ways[name].added(tensors[0].to(device)) for name, tensors in outside.items()]
-            _check_added(layer, entered[0], outputs[0], added)
+            factor = getattr(self._layers[layer], "layer_scalar", 1.0)  # of Gemma 4, for all that a layer returns
+            _check_added(layer, entered[0], outputs[0] / factor, added)
         self._dense = outputs
         return Seen(entered, written, read)
 

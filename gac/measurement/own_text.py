@@ -33,7 +33,7 @@ from gac.core.progress import progress_bar
 from gac.measurement.openings import OPENINGS
 from gac.measurement.store import read_tensors, write_tensors
 from gac.measurement.text import SELF, Windows, bos_of, windows_of
-from gac.models.attentions import heads_of
+from gac.models.attentions import heads_of, of_layer
 from gac.models.families import text_config
 from gac.models.modules import autocast_dtype, free_memory, frozen, input_device, training_autocast
 
@@ -290,7 +290,7 @@ def sample_tokens(logits: Tensor, uniform: Tensor) -> Tensor:
 
 def batch_size(model: Any, length: int) -> int:
     config, device = text_config(model.config), input_device(model)
-    numbers = config.num_hidden_layers * heads_of(config).numbers * length
+    numbers = sum(heads_of(of_layer(config, layer)).numbers for layer in range(config.num_hidden_layers)) * length
     cached = numbers * (2 if device.type == "cuda" else model.dtype.itemsize)  # as ``training_autocast`` has them
     window = cached + LOGIT_COPIES * torch.float32.itemsize * config.vocab_size
     gpu = device.type == "cuda"

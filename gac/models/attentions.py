@@ -28,8 +28,16 @@ class Heads:
         return attend(texts, self.queries, self.cached, tokens, self.length)
 
 
+def of_layer(config: Any, layer: int) -> Any:
+    """The config as a layer reads it: transformers keeps those sizes apart in which layers differ."""
+    return config.per_layer_config[layer] if getattr(config, "is_heterogeneous", False) else config
+
+
 def heads_of(config: Any) -> Heads:
-    """Heads of every layer; the heads are as long as the hidden size leaves them where the config does not say."""
+    """Heads of every layer, or of the one whose config it is.
+
+    They are as long as the hidden size leaves them where the config does not say.
+    """
     queries = config.num_attention_heads
     if getattr(config, "model_type", "").removeprefix(COMPRESSED) in WITHOUT_HEAD_KEYS:
         cached = queries

@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gac.core.errors import GacError
 from gac.core.untrusted import read_model_json
-from gac.models.experts import ROUTED
+from gac.models.experts import ROUTED, STEPS
 from gac.models.families import MOST_LAYERS, family_of, is_supported, text_config
 from gac.models.family import ALONE
 from gac.models.sites import LARGEST_SIZE
@@ -20,9 +20,10 @@ _LAYERS = ("num_hidden_layers", "n_layer")
 _SIZES = (
     *("vocab_size", "hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads", "head_dim"),
     *("max_position_embeddings", "n_positions", "sliding_window", "word_embed_proj_dim"),
-    *("intermediate_size", "ffn_dim", "n_inner", "decoder_sparse_step", "moe_layer_interval"),
+    *("intermediate_size", "ffn_dim", "n_inner", "shared_intermediate_size", "block_multiple_of", *STEPS),
 )
-_NONE_AT_0 = ("sliding_window",)  # which configs of Qwen 2 with experts state where there is none
+_NONE_AT_0 = ("sliding_window", "shared_intermediate_size")
+"""Sizes that are 0 where there is none: windows of Qwen 2 with experts, shared experts of Granite."""
 _ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
 _OLD_ROPE_TYPES = ("mrope", "su", "xdrope")  # of Qwen2-VL, the first Phi-3 and HunYuan, which transformers reads
 _SHARES = (

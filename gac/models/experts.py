@@ -11,7 +11,15 @@ from typing import Any
 from gac.core.errors import ModelError
 from gac.models.sites import LARGEST_SIZE, Weight
 
+STEPS = ("decoder_sparse_step", "moe_layer_interval")
 ROUTED = "moe"  # the kind of layers that are a mixture of experts alone
+
+REMOVABLE = (
+    *("flex_olmo", "gpt_oss", "mellum", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next"),
+    *("qwen3_omni_moe_text", "qwen3_vl_moe_text"),
+)
+"""Architectures of which some experts of a layer can go, with their rows of the router (``gac.forms.experts``): it is
+one matrix, and returns logits, and weights and numbers of the experts of each token. No expert differs from others."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +28,6 @@ class RoutedParams:
 
     params: int
     active: int
-
-    def __add__(self, other: "RoutedParams") -> "RoutedParams":
-        return RoutedParams(self.params + other.params, self.active + other.active)
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,6 @@ class Experts:
     stack: str = "mlp.experts"  # the module that holds the experts
     matrices: int = 3  # of an expert: 2 where nothing gates
     biased: bool = False
-    # The router, one matrix, returns logits, and weights and numbers of the experts of a token. No expert is special:
-    # so some can go, with the router's rows (``gac.forms.experts``).
-    removable: bool = False
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -85,11 +87,10 @@ class Experts:
         return RoutedParams(count * of_expert, active * of_expert)
 
     def weights(self, config: Any) -> Iterator[Weight]:
-        """The router and the routed experts, where experts can go."""
-        if self.removable:
-            count, active, width = (getattr(config, key) for key in (self.count, self.active, self.width))
-            yield Weight(self.router, count, config.hidden_size, top_k=active)
-            yield Weight(self.stack, self.matrices * width, config.hidden_size, top_k=active, experts=count)
+        """The router and the routed experts."""
+        count, active, width = (getattr(config, key) for key in (self.count, self.active, self.width))
+        yield Weight(self.router, count, config.hidden_size, top_k=active)
+        yield Weight(self.stack, self.matrices * width, config.hidden_size, top_k=active, experts=count)
 
     def check(self, config: Any) -> None:
         """Refuse sizes that no model can have, by a ModelError."""
@@ -98,6 +99,9 @@ class Experts:
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
                 limit = f"{most:,}, which is {self.count}" if key == self.active else f"{most:,}"
                 raise ModelError(f"a config with {key} {str(value)[:40]}", f"1 to {limit}", "Check config.json.")
+        for key in self.routing.keys:
+            if key in STEPS and (step := getattr(config, key)) < 1:
+                raise ModelError(f"a config with {key} {step}", "1 or more", "Check config.json.")
         count, active = getattr(config, self.count), getattr(config, self.active)
         groups, chosen = (getattr(config, key, None) or 1 for key in ("n_group", "topk_group"))
         if count % groups or not 1 <= chosen <= groups or active > chosen * (count // groups):

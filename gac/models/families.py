@@ -8,19 +8,19 @@ from types import MappingProxyType
 from typing import Any
 
 from gac.core.errors import ModelError
-from gac.models.experts import ALONE, BETWEEN, BY_KIND, EVERYWHERE, LISTED, STEPPED, Experts, SharedExpert, behind
+from gac.models.experts import ROUTED
 from gac.models.family import FIXED_HEADS, MOST_LAYERS, Family, ResidualPath, model_type_of, text_config
 from gac.models.mixers import (
     BAMBA,
     FALCON_H1,
     GATED_DELTA_NET,
-    LATENT_ATTENTION,
     LFM2_WIDTH,
     NEMOTRON_H,
-    QWEN3_NEXT,
+    OLMO_DELTA_NET,
     SHORT_CONVOLUTION,
     falcon_h1_factors,
 )
+from gac.models.mixtures import GRANITE, MIXTURES, NEMOTRON
 from gac.runtime.contract import experts_of
 
 __all__ = [
@@ -53,6 +53,7 @@ LLAMA_PARALLEL = ("cohere", "cohere2", "stablelm")
 LLAMA_NORMED = ("exaone4", "olmo2", "olmo3")
 """The same, but norms stand behind o_proj and down_proj, and none before attention and MLP."""
 
+_BEHIND = ("post_attention_layernorm", "post_feedforward_layernorm")
 _OPT = partial(Family, output="self_attn.out_proj", up=("fc1",), down="fc2", before=("self_attn_layer_norm", ""))
 _GPT = partial(Family, layers="transformer.h", last_norm="transformer.ln_f")
 _GPT_J = partial(_GPT, output="attn.out_proj", up=("mlp.fc_in",), down="mlp.fc_out", neurons="n_inner", before=("", ""))
@@ -65,152 +66,8 @@ _BLOOM = partial(
     _GPT, qkv=("self_attention.query_key_value",), output="self_attention.dense", skips=(False, False), **_FOUR_TIMES
 )
 
-_SHARED = SharedExpert("mlp.shared_experts", ("moe_intermediate_size", "n_shared_experts"))
-_QWEN_SHARED = SharedExpert(
-    "mlp.shared_expert", ("shared_expert_intermediate_size",), adds=False, gate="mlp.shared_expert_gate"
-)
-_GRANITE = Experts(
-    EVERYWHERE,
-    count="num_local_experts",
-    width="intermediate_size",
-    shared=SharedExpert("shared_mlp", ("shared_intermediate_size",), ("input_linear",), "output_linear", blocks=2),
-    block="block_sparse_moe",
-    router="block_sparse_moe.router",
-    stack="block_sparse_moe.experts",
-)
-_WIDE = partial(Experts, EVERYWHERE, width="intermediate_size")
-_QWEN = partial(Experts, shared=_QWEN_SHARED, removable=True)
-_ROUTED = partial(Experts, count="n_routed_experts", shared=_SHARED)
-_DENSE_FIRST = _ROUTED(behind("first_k_dense_replace"))
-_LATENT = partial(Family, mixer=LATENT_ATTENTION, skips=(False, True))
-
-_MIXTURES = (
-    Family(
-        ("qwen3_moe",), experts=Experts(STEPPED, removable=True), towers=("qwen3_omni_moe_text", "qwen3_vl_moe_text")
-    ),
-    Family(("qwen2_moe",), experts=_QWEN(STEPPED)),
-    Family(("qwen3_next",), gated=True, mixer=QWEN3_NEXT, experts=_QWEN(STEPPED)),
-    Family(("qwen3_5_moe_text",), gated=True, mixer=GATED_DELTA_NET, experts=_QWEN(EVERYWHERE)),
-    Family(("mixtral",), experts=_WIDE(count="num_local_experts", removable=True)),
-    Family(("minimax_m2",), experts=_WIDE(count="num_local_experts")),
-    Family(("olmoe",), experts=_WIDE(removable=True)),
-    Family(
-        ("flex_olmo",),
-        norms=("post_attention_layernorm", "post_feedforward_layernorm"),
-        before=("", ""),
-        experts=_WIDE(removable=True),
-    ),
-    Family(("phimoe",), experts=_WIDE(count="num_local_experts", router="mlp.router")),
-    Family(("gpt_oss",), experts=_WIDE(count="num_local_experts", router="mlp.router", biased=True, removable=True)),
-    Family(("granitemoe",), factor="residual_multiplier", experts=replace(_GRANITE, shared=None)),
-    Family(("granitemoeshared", "granitemoe_swa"), factor="residual_multiplier", experts=_GRANITE),
-    Family(("glm4_moe", "dots1", "sarvam_moe"), experts=_DENSE_FIRST, towers=("glm4v_moe_text",)),
-    Family(("solar_open",), experts=_ROUTED(EVERYWHERE)),
-    Family(("mellum",), experts=Experts(BY_KIND, count="num_local_experts", removable=True)),
-    Family(
-        ("exaone_moe", "hy_v3"),
-        experts=Experts(BY_KIND, shared=replace(_SHARED, width=("moe_intermediate_size", "num_shared_experts"))),
-    ),
-    Family(
-        ("flint",),
-        experts=Experts(STEPPED, shared=SharedExpert("mlp.shared_expert", ("shared_expert_intermediate_size",))),
-    ),
-    Family(
-        ("ernie4_5_moe",),
-        experts=Experts(
-            BETWEEN,
-            "moe_num_experts",
-            "moe_k",
-            shared=replace(_SHARED, width=("moe_intermediate_size", "moe_num_shared_experts")),
-        ),
-    ),
-    Family(
-        ("hunyuan_v1_moe",),
-        experts=_WIDE(
-            active="moe_topk", router="mlp.gate.wg", shared=SharedExpert("mlp.shared_mlp", ("intermediate_size",))
-        ),
-    ),
-    Family(
-        ("cohere2_moe",),
-        before=("", ""),
-        neurons="prefix_dense_intermediate_size",
-        experts=Experts(
-            BY_KIND,
-            width="intermediate_size",
-            shared=replace(_SHARED, width=("intermediate_size", "num_shared_experts"), adds=False),
-        ),
-    ),
-    Family(
-        ("afmoe",),
-        norms=("post_attention_layernorm", "post_mlp_layernorm"),
-        before=("input_layernorm", "pre_mlp_layernorm"),
-        gated=True,
-        gate="self_attn.gate_proj",
-        experts=Experts(
-            behind("num_dense_layers"),
-            router="mlp.router",
-            shared=replace(_SHARED, width=("moe_intermediate_size", "num_shared_experts")),
-        ),
-    ),
-    Family(
-        ("kolibri1",),
-        norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
-        experts=Experts(
-            EVERYWHERE,
-            count="num_local_experts",
-            shared=replace(_SHARED, width=("shared_expert_intermediate_size",)),
-        ),
-    ),
-    Family(
-        ("llama4_text",),
-        neurons="intermediate_size_mlp",
-        window="chunked_attention",
-        up=("feed_forward.gate_proj", "feed_forward.up_proj"),
-        down="feed_forward.down_proj",
-        experts=Experts(
-            LISTED,
-            count="num_local_experts",
-            width="intermediate_size",
-            shared=SharedExpert("feed_forward.shared_expert", ("intermediate_size",), adds=False),
-            block="feed_forward",
-            router="feed_forward.router",
-            stack="feed_forward.experts",
-        ),
-    ),
-    Family(
-        ("lfm2_moe",),
-        last_norm="model.embedding_norm",
-        output="self_attn.out_proj",
-        up=("feed_forward.w1", "feed_forward.w3"),
-        down="feed_forward.w2",
-        before=("operator_norm", "ffn_norm"),
-        mixer=SHORT_CONVOLUTION,
-        experts=Experts(
-            behind("num_dense_layers"),
-            block="feed_forward",
-            router="feed_forward.gate",
-            stack="feed_forward.experts",
-        ),
-    ),
-    Family(
-        ("aria_text",),
-        experts=Experts(
-            EVERYWHERE,
-            "moe_num_experts",
-            "moe_topk",
-            "intermediate_size",
-            router="mlp.router",
-            shared=replace(_SHARED, width=("intermediate_size", "moe_num_shared_experts")),
-        ),
-    ),
-    _LATENT(("deepseek_v2", "deepseek_v3", "mistral4", "sarvam_mla"), experts=_DENSE_FIRST),
-    _LATENT(("glm4_moe_lite",), experts=_ROUTED(BY_KIND)),
-    _LATENT(("axk1",), experts=_ROUTED(BY_KIND, shared=replace(_SHARED, adds=False))),
-    _LATENT(("youtu",)),
-)
-
 _ALL = (
-    *_MIXTURES,
+    *MIXTURES,
     Family(LLAMA, towers=LLAMA_TOWERS),
     Family(("qwen3_5_text",), gated=True, mixer=GATED_DELTA_NET),
     Family(
@@ -221,7 +78,7 @@ _ALL = (
         neurons="shared_intermediate_size",
         factor="residual_multiplier",
         mixer=BAMBA,
-        experts=_GRANITE,
+        experts=GRANITE,
     ),
     Family(
         ("bamba",),
@@ -259,22 +116,21 @@ _ALL = (
         before=("norm", "norm"),
         mixer=NEMOTRON_H,
         divided=True,
-        experts=Experts(
-            ALONE,
-            count="n_routed_experts",
-            shared=SharedExpert("mixer.shared_experts", ("moe_shared_expert_intermediate_size",), ("up_proj",)),
-            block="mixer",
-            router="mixer.gate",
-            stack="mixer.experts",
-            matrices=2,
-        ),
+        experts=NEMOTRON,
     ),
     Family(LLAMA_PARALLEL, before=("", "")),
-    Family(LLAMA_NORMED, norms=("post_attention_layernorm", "post_feedforward_layernorm"), before=("", "")),
+    Family(LLAMA_NORMED, norms=_BEHIND, before=("", "")),
+    Family(("olmo_hybrid",), norms=_BEHIND, before=("", ""), mixer=OLMO_DELTA_NET),
     Family(
         ("gemma2", "gemma3_text"),
-        norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        norms=_BEHIND,
         before=("input_layernorm", "pre_feedforward_layernorm"),
+    ),
+    Family(
+        ("gemma4_text", "gemma4_unified_text"),
+        norms=_BEHIND,
+        before=("input_layernorm", "pre_feedforward_layernorm"),
+        normed_values=True,
     ),
     Family(
         ("granite", "granite_swa"),
@@ -389,10 +245,22 @@ _FAMILIES: Mapping[str, Family] = MappingProxyType(
 _DECODERS = {
     "model.language_model": (
         *("apertus1p5", "aya_vision", "cohere2_vision", "cosmos3_edge", "cosmos3_omni", "deepseek_vl"),
-        *("deepseek_vl_hybrid", "exaone4_5", "fuyu", "gemma3", "glm46v", "glm4v", "glm_ocr", "glmga", "got_ocr2"),
+        *(
+            "deepseek_vl_hybrid",
+            "exaone4_5",
+            "fuyu",
+            "gemma3",
+            "gemma4",
+            "gemma4_unified",
+            "glm46v",
+            "glm4v",
+            "glm_ocr",
+            "glmga",
+            "got_ocr2",
+        ),
         *("granite4_vision", "hunyuan_vl", "hyperclovax_vision_v2", "internvl", "janus", "lighton_ocr", "llava"),
         *("llava_next", "llava_next_video", "llava_onevision", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7"),
-        *("mistral3", "moss_transcribe_diarize", "ovis2", "paddleocr_vl", "paligemma", "pp_chart2table"),
+        *("lfm2_vl", "mistral3", "moss_transcribe_diarize", "ovis2", "paddleocr_vl", "paligemma", "pp_chart2table"),
         *("qianfan_ocr", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl", "video_llama_3"),
         *("video_llava", "vipllava"),
         *("aria", "glm4v_moe", "kimi_k25", "qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl_moe"),
@@ -443,10 +311,14 @@ def family_of(config: Any) -> Family:
         family = replace(family, mixer=None)
     if family is not None and family.experts:
         experts = 0
-        if not getattr(text, family.experts.count, None):
+        if not getattr(text, family.experts.count, None) or (family.divided and ROUTED not in text.layer_types):
             family = replace(family, experts=None)
-    if family is not None and not experts:
+    linked = "" if family is None else _linked(text)
+    if family is not None and not experts and not linked:
         return family if decoder is None else family.within(decoder)
+    if linked and not experts:
+        expected = "layers that take hidden states alone, as in the larger dense models of Gemma 4"
+        raise ModelError(f"model type {model_type!r}, with layers that also take {linked}", expected, _DECODER)
     kind, expected, remedy = "", f"a supported architecture ({', '.join(supported())})", _OTHER
     if experts:
         kind = f", a mixture of experts ({experts} experts a layer)"
@@ -470,10 +342,12 @@ def _another_kind(config: Any) -> tuple[str, str, str] | None:
     kinds = {str(kind) for kind in getattr(text, "layer_types", None) or ()}
     if getattr(config, "is_encoder_decoder", False):
         return ", an encoder-decoder", "a decoder alone", _DECODER
-    if kinds & _RECURRENT_LAYERS or any(map(_RECURRENT.fullmatch, dir(text))):
-        return ", with layers of state spaces, convolutions or linear attention", "attention in every layer", _DECODER
     if experts_of(config) and model_type_of(config) not in _NOT_TAKEN:
         return None
+    if kinds & _RECURRENT_LAYERS or any(map(_RECURRENT.fullmatch, dir(text))):
+        mixed = sorted(model_type for family in _ALL if family.mixer for model_type in family.model_types)
+        expected = f"attention in every layer, or layers as in one of {', '.join(mixed)}"
+        return ", with layers of state spaces, convolutions or linear attention", expected, _DECODER
     if text is not config or hasattr(config, "vision_config"):
         kind = f", a multimodal model {_NOT_TAKEN.get(model_type_of(config), f'around a {model_type_of(text)}')}"
         remedy = "Use its language model, saved as a model of its own, if its architecture is supported."
@@ -495,3 +369,14 @@ _NOT_TAKEN = {
 }
 """Multimodal models around a decoder of a supported layout, and what keeps them from being taken."""
 _DECODER = "Use a decoder that transformers loads as a causal language model, such as Llama."
+
+
+_LINKS = {
+    "num_kv_shared_layers": "keys and values of other layers",
+    "hidden_size_per_layer_input": "embeddings of their own",
+}
+
+
+def _linked(config: Any) -> str:
+    named = (f"{what} ({name} {size})" for name, what in _LINKS.items() if (size := getattr(config, name, None)))
+    return " and ".join(named)

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from gac.core.errors import ModelError, PlanError
-from gac.models.attentions import heads_of
-from gac.models.experts import ROUTED, Experts, RoutedParams
+from gac.models.attentions import heads_of, of_layer
+from gac.models.experts import REMOVABLE, ROUTED, Experts, RoutedParams
 from gac.models.mixers import LatentAttention, Mixer, Width
 from gac.models.sites import LARGEST_SIZE, Side, Site, Weight, check_weight
 from gac.runtime.contract import COMPRESSED
@@ -26,7 +26,7 @@ LAYER_NORMS = (
 
 FIXED_HEADS = (
     *("biogpt", "flex_olmo", "flint", "gpt_oss", "gptj", "granite_swa", "granitemoe_swa", "minimax_m2", "nemotron"),
-    *("olmo2", "olmo3", "olmoe", "opt", "stablelm", "xglm"),
+    *("olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt", "stablelm", "xglm"),
 )
 """Architectures whose attention needs the number of heads of the config, as those with sinks do, or whose norms pass
 over all heads."""
@@ -84,6 +84,7 @@ class Family:
     gated: bool = False  # a gate comes with the queries, and multiplies what the output weight of attention reads
     gate: str | None = None  # the linear weight of that gate, where it is not in that of the queries
     window: str = "sliding_attention"  # the config's word for the attention of a window
+    normed_values: bool = False  # values pass a norm, and are the keys before theirs if the config says so
     mixer: Mixer | LatentAttention | None = None  # in the place of attention, or beside it, in layers of another kind
     experts: Experts | None = None  # in the place of the MLP, in layers that route their tokens
     divided: bool = False  # a layer is an attention, a mixer or an MLP alone, as its kind says
@@ -102,7 +103,7 @@ class Family:
         kinds = getattr(config, "layer_types", None) or ["attention"]
         counting = {kinds.index(kind) for kind in kinds}
         for layer in range(config.num_hidden_layers):
-            prefix = f"{self.layers}.{layer}."
+            prefix, family = f"{self.layers}.{layer}.", self._in_layer(config, layer)
             from_norms = {name for names in self._readers_of_norms(config, layer).values() for name in names}
             for mixing in self._mixing(config, layer):
                 for weight in self._blocked(mixing, self.skips[0] and layer not in counting):
@@ -110,35 +111,32 @@ class Family:
                     sites.append(Site(named.name, layer, named.name.rpartition(".")[2], (named,)))
             if self.divided and config.layer_types[layer] not in (ALONE, ROUTED):
                 continue
-            if mlp := tuple(self._feed_forward(config, layer)):
+            if mlp := tuple(family._feed_forward(config, layer)):
                 routes = self._routes(config, layer)
                 skippable = (
                     self.skips[1] and layer > 0 and "." in mlp[-1].name and not (routes and self._blends(routes))
                 )
                 weights = tuple(_with_prefix(prefix, each, from_norms) for each in self._blocked(mlp, skippable))
                 sites.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
-            if routed and (routes := self._routes(config, layer)) and routes.removable:
+            routes = self._routes(config, layer) if routed and model_type_of(config) in REMOVABLE else None
+            if routes is not None:
                 weights = tuple(_with_prefix(prefix, each, ()) for each in routes.weights(config))
                 sites.append(Site(weights[-1].name, layer, "experts", weights))
         return tuple(sites)
 
     def routed_params(self, config: Any) -> RoutedParams | None:
         """Parameters of all routed experts, which no choice changes; None where there are none."""
-        routing = self.routing_blocks(config)
-        of_layer = self.experts.params(text_config(config)) if self.experts and routing else None
-        return (
-            None if of_layer is None else RoutedParams(len(routing) * of_layer.params, len(routing) * of_layer.active)
-        )
+        layers = len(self.routing_blocks(config))
+        if self.experts is None or not layers:
+            return None
+        each = self.experts.params(text_config(config))
+        return RoutedParams(layers * each.params, layers * each.active)
 
     def routing_blocks(self, config: Any) -> dict[int, str]:
         """The names of the modules that route tokens to experts, by layer."""
         config = text_config(config)
-        layers = range(config.num_hidden_layers) if self.experts else ()
-        return {
-            layer: f"{self.layers}.{layer}.{routes.block}"
-            for layer in layers
-            if (routes := self._routes(config, layer))
-        }
+        routes = {layer: self._routes(config, layer) for layer in range(config.num_hidden_layers)}
+        return {layer: f"{self.layers}.{layer}.{experts.block}" for layer, experts in routes.items() if experts}
 
     def sizes(self, config: Any) -> tuple[Any, ...]:
         """The values of the config that determine the sizes in ``sites``; errors as there."""
@@ -147,7 +145,10 @@ class Family:
         names = ["num_hidden_layers", *_SIZES, *_CACHED, *filter(None, [self.neurons, self.pre_norm, self.normed])]
         names += ["layer_types", *self.mixer.keys] if self.mixer else []
         names += [*(self.width.keys if self.width else ()), *(self.experts.keys if self.experts else ())]
-        return (model_type_of(config), *(getattr(config, name, None) for name in names))
+        names += ["layer_types", "attention_k_eq_v"] if self.normed_values else []
+        layers = range(config.num_hidden_layers if getattr(config, "is_heterogeneous", False) else 1)
+        first, *others = (tuple(getattr(of_layer(config, layer), name, None) for name in names) for layer in layers)
+        return (model_type_of(config), *first, *others)
 
     def within(self, decoder: str) -> "Family":
         """The family of a multimodal model whose decoder has this name in it."""
@@ -157,22 +158,23 @@ class Family:
     def residual_path(self, config: Any, weight: str) -> ResidualPath:
         config = text_config(config)
         prefix, layer, name = re.split(r"\.(\d+)\.", weight, maxsplit=1)
-        routes = self._routes(config, int(layer))
+        family, routes = self._in_layer(config, int(layer)), self._routes(config, int(layer))
         behind = name == self.down or (routes is not None and name.startswith(routes.block))
         if routes and routes.shared and name == f"{routes.shared.name}.{routes.shared.down}" and self._blends(routes):
             return ResidualPath(blended=True)
-        norm = f"{prefix}.{layer}.{self.norms[behind]}" if self.norms and self._has_norms(config) else None
+        norm = f"{prefix}.{layer}.{family.norms[behind]}" if family.norms and self._has_norms(config) else None
         if callable(self.factor):
             return ResidualPath(norm, self.factor(config)[name])
         return ResidualPath(norm, getattr(config, self.factor) if self.factor else 1.0)
 
-    def norms_of(self, block: str) -> tuple[str, ...]:
+    def norms_of(self, config: Any, block: str) -> tuple[str, ...]:
         """The input and output norms of this attention or MLP alone, given by its name."""
         layer, _, name = block.rpartition(".")
         if self.experts and self.experts.shared and block.endswith(f".{self.experts.shared.name}"):
             return ()  # the routed experts read what the norm puts out
+        family = self._in_layer(text_config(config), int(layer.rpartition(".")[2]))
         index = int(name == _owner(self.down))
-        norms = (self.before[index], (self.norms or ("", ""))[index])
+        norms = (family.before[index], (family.norms or ("", ""))[index])
         return tuple(f"{layer}.{norm}" for norm in norms if norm)
 
     def norm_outputs(self, config: Any) -> Iterator[tuple[str, list[str]]]:
@@ -188,10 +190,16 @@ class Family:
             return {}
         # Mixers mask the states of padding before they read them, so they read no output of a norm.
         readers = (
-            () if self._mixer(config, layer) else self.qkv,
+            () if self._mixer(config, layer) else self._attending(config, layer),
             () if self._routes(config, layer) else self.up,
         )
-        return {norm: names for norm, names in zip(self.before, readers, strict=True) if norm and names}
+        before = self._in_layer(config, layer).before
+        return {norm: names for norm, names in zip(before, readers, strict=True) if norm and names}
+
+    def _in_layer(self, config: Any, layer: int) -> "Family":
+        """Return the family as it is in a layer: of another kind its norms may be others."""
+        mixer = self._mixer(config, layer)
+        return replace(self, before=mixer.before, norms=None) if mixer and mixer.before else self
 
     def _mixer(self, config: Any, layer: int) -> Mixer | LatentAttention | None:
         everywhere = self.mixer is not None and not self.mixer.kind
@@ -205,8 +213,18 @@ class Family:
         mixer = self._mixer(config, layer)
         if mixer is not None:
             yield mixer.weights(config)
-        if (mixer is None or mixer.beside) and not (self.divided and config.layer_types[layer] in (ALONE, ROUTED)):
-            yield self._attention(config)
+        if (mixer is None or mixer.parallel) and not (self.divided and config.layer_types[layer] in (ALONE, ROUTED)):
+            yield self._attention(config, layer)
+
+    def _attending(self, config: Any, layer: int) -> tuple[str, ...]:
+        """The weights that read the input of attention."""
+        joint = self.normed_values and config.attention_k_eq_v and config.layer_types[layer] == "full_attention"
+        return self.qkv[:2] if joint else self.qkv
+
+    @property
+    def is_plain(self) -> bool:
+        """True if all layers have attention alike, whose values reach its output as they are, and an MLP."""
+        return not (self.gated or self.mixer or self.normed_values or self.experts)
 
     def _blocked(self, weights: Iterable[Weight], skippable: bool) -> Iterator[Weight]:
         # The last weight writes to the residual stream.
@@ -217,23 +235,27 @@ class Family:
 
     def _check(self, config: Any) -> None:
         sizes = [(name, LARGEST_SIZE) for name in (*_SIZES, self.neurons) if name]
+        first = config  # as a whole for the number of layers, and then as the first of them reads it
         for name, most in (("num_hidden_layers", MOST_LAYERS), *sizes):
-            size = getattr(config, name, None)
+            size = getattr(first, name, None)
             if size is not None and not 1 <= size <= most:
                 raise ModelError(f"a config with {name} {size}", f"1 to {most:,}", "Check config.json.")
+            first = of_layer(config, 0)
+        layers = range(config.num_hidden_layers if first is not config else 1)
         try:
             if self.experts:
                 self.experts.check(config)
             kinds = {bool(self._routes(config, layer)): layer for layer in range(config.num_hidden_layers)}
             others = self.mixer.weights(config) if self.mixer else ()
             mlps = (weight for layer in kinds.values() for weight in self._feed_forward(config, layer))
-            for weight in (*self._attention(config), *others, *mlps):
+            attending = (weight for layer in layers for weight in self._attention(config, layer))
+            for weight in (*attending, *others, *mlps):
                 check_weight(weight)
         except PlanError as failure:
             raise ModelError(f"a config whose {failure.given}", failure.expected, "Check config.json.") from failure
 
-    def _attention(self, config: Any) -> Iterator[Weight]:
-        hidden, sizes, output = config.hidden_size, heads_of(config), self._writing(config)
+    def _attention(self, config: Any, layer: int) -> Iterator[Weight]:
+        hidden, sizes, output = config.hidden_size, heads_of(of_layer(config, layer)), self._writing(config)
         heads, groups = sizes.queries, sizes.cached
         query, key = sizes.length * heads, sizes.length * groups
         if len(self.qkv) == 1:
@@ -242,9 +264,10 @@ class Family:
             return
         q_proj, k_proj, v_proj = self.qkv
         shared = partial(Weight, in_features=hidden, input_group=_owner(q_proj))
-        if self.gated:  # values, heads and queries do not change alone then
-            yield shared(q_proj, query if self.gate else 2 * query)
-            yield from (shared(name, key, cached=True) for name in (k_proj, v_proj))
+        if self.gated or self.normed_values:  # values, heads and queries do not change alone then
+            _, *cached = self._attending(config, layer)
+            yield shared(q_proj, 2 * query if self.gated and not self.gate else query)
+            yield from (shared(name, key, cached=True, as_values=len(cached) == 1) for name in cached)
             if self.gate:
                 yield shared(self.gate, query)
             yield output(self.output, hidden, query)
@@ -279,7 +302,8 @@ class Family:
     def _neurons(self, config: Any) -> int:
         if self.width is not None:
             return self.width.of(*(getattr(config, key) for key in self.width.keys))
-        return (getattr(config, self.neurons) if self.neurons else None) or 4 * config.hidden_size
+        stated = getattr(config, self.neurons) if self.neurons else None
+        return int(stated or 4 * config.hidden_size)
 
 
 def _mlp(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gac.core.errors import ModelError
 from gac.models.modules import free_memory, run_on
 
+_SHARED = "shared_kv_states"  # keys and values that layers leave for others; there are no others in what GAC takes
 HOST_BYTES = 4 * 2**30  # hidden states kept in host memory while that spares computing them again
 
 
@@ -21,6 +22,7 @@ class LayerStack:
         self.model, self.layers = model, layers
         self._calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._extra_outputs: tuple[None, ...] | None = None
+        self._shared: type | None = None
 
     @contextmanager
     def traced(self, lowest: int, seen: Callable[[int, Tensor], None]) -> Iterator[None]:
@@ -67,6 +69,8 @@ class LayerStack:
         args, kwargs = self._calls[layer]
         args = tuple(_for_windows(len(hidden), "", value) for value in args)
         kwargs = {name: _for_windows(len(hidden), name, value) for name, value in kwargs.items()}
+        if self._shared is not None:
+            kwargs[_SHARED] = self._shared()
         output = self.layers[layer](hidden, *args, **kwargs)
         self._extra_outputs = None if isinstance(output, Tensor) else (None,) * (len(output) - 1)
         states: Tensor = output if isinstance(output, Tensor) else output[0]
@@ -99,7 +103,9 @@ class LayerStack:
     ) -> None:
         if not args or not isinstance(args[0], Tensor):
             raise _not_a_decoder(self.model, "whose layers take something else first")
-        call = args[1:], kwargs
+        if _SHARED in kwargs:
+            self._shared = type(kwargs[_SHARED])
+        call = args[1:], {name: value for name, value in kwargs.items() if name != _SHARED}
         if not _same(self._calls.setdefault(layer, call), call):
             raise _not_a_decoder(self.model, f"whose layer {layer} also takes what differs between windows")
         seen(layer, args[0])

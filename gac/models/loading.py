@@ -29,7 +29,7 @@ from gac.core.progress import has_bars
 from gac.core.untrusted import check_model_files, read_model_json
 from gac.models.config_fields import check_config, check_content, check_generation_config
 from gac.models.packaged import AUTO_CONFIG, AUTO_TOKENIZER, PACKAGED
-from gac.models.quantised import ACTIVATIONS, ORIGINAL, SCALES, check_stored, dequantising, quantisation
+from gac.models.quantised import ACTIVATIONS, OF_EXPERTS, ORIGINAL, SCALES, check_stored, dequantising, quantisation
 from gac.models.shapes import SHAPES
 from gac.models.streaming import placed, spread
 from gac.models.threads import LOADING
@@ -327,7 +327,7 @@ def _read(name: str, dtype: torch.dtype | None, dequantise: bool) -> tuple[Any, 
                 folder = Path(str(try_to_load_from_cache(name, "config.json"))).parent
             check_stored(folder, stated, name)
     _check_report(model, report, name, bool(options))
-    return model, bool(options)
+    return model, bool(options) and stated.get("quant_method") != OF_EXPERTS
 
 
 def _check_report(model: Any, report: Any, name: str, dequantised: bool) -> None:

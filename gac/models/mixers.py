@@ -17,7 +17,9 @@ class Mixer:
     output: str  # the weight that writes to the residual stream
     keys: tuple[str, ...]  # of the config, from which the sizes follow
     sizes: Callable[..., tuple[int, ...]]  # outputs of each of the readers, and inputs of ``output``, from their values
-    beside: bool = False  # attention is in these layers too, and runs after it
+    parallel: bool = False  # attention is in these layers too, and runs after it
+    # The input norms of its layers, where these have no other norms, and the layers with attention have others.
+    before: tuple[str, str] | None = None
 
     def weights(self, config: Any) -> Iterator[Weight]:
         """The weights in the order in which they run; the last one writes to the residual stream."""
@@ -34,7 +36,8 @@ class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) in every layer: no form shortens its heads."""
 
     kind: str = ""
-    beside: bool = False
+    parallel: bool = False
+    before: tuple[str, str] | None = None
     keys: tuple[str, ...] = (
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "num_attention_heads"),
     )
@@ -82,6 +85,22 @@ def _joined(keys: int, gates: int, *rest: int) -> tuple[int, ...]:
     return keys + gates, 2 * rest[0], rest[-1]
 
 
+def _separate_sizes(key_heads: int, value_heads: int, key_length: int, value_length: int) -> tuple[int, ...]:
+    keys, values = key_heads * key_length, value_heads * value_length
+    return keys, keys, values, value_heads, value_heads, values, values
+
+
+OLMO_DELTA_NET = Mixer(
+    "linear_attention",
+    tuple(f"linear_attn.{name}_proj" for name in "qkvbag"),
+    "linear_attn.o_proj",
+    GATED_DELTA_NET.keys,
+    _separate_sizes,
+    before=("input_layernorm", "post_attention_layernorm"),
+)
+"""The same with all weights apart, of OLMo Hybrid."""
+
+
 def _mamba_sizes(heads: int, length: int, groups: int, state: int) -> tuple[int, ...]:
     return 2 * heads * length + 2 * groups * state + heads, heads * length
 
@@ -95,7 +114,7 @@ BAMBA = Mixer(
 )
 """Mamba 2 (arXiv 2405.21060), also of Granite 4.0: gate, states, B, C and step sizes are one weight."""
 
-FALCON_H1 = replace(BAMBA, kind="hybrid", beside=True)
+FALCON_H1 = replace(BAMBA, kind="hybrid", parallel=True)
 
 NEMOTRON_H = Mixer(
     "linear_attention",
@@ -128,11 +147,8 @@ class Width:
     of: Callable[..., int]
 
 
-def _lfm2_neurons(stated: int, adjusted: bool, factor: float | None, step: int) -> int:
-    if not adjusted:
-        return stated
-    neurons = int(2 * stated / 3)
-    return neurons if factor is None else -(-int(factor * neurons) // step) * step
+def _lfm2_neurons(stated: int, adjusted: bool, factor: float, step: int) -> int:
+    return -(-int(factor * int(2 * stated / 3)) // step) * step if adjusted else stated
 
 
 LFM2_WIDTH = Width(

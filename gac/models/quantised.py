@@ -21,9 +21,11 @@ SCALES = re.compile(  # names of tensors by which quantisers keep what belongs t
 )
 
 _EXPECTED = (
-    "weights in 16 or 32 bits, FP8 in blocks (quant_method 'fp8'), or compressed-tensors of one scheme, which are "
-    "dequantised as they are read"
+    "weights in 16 or 32 bits, FP8 in blocks (quant_method 'fp8'), MXFP4 of experts alone ('mxfp4'), or "
+    "compressed-tensors of one scheme, which are dequantised as they are read"
 )
+OF_EXPERTS = "mxfp4"
+"""The method that stores routed experts in few bits, and nothing else (gpt-oss)."""
 _FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files that describe a quantised checkpoint where ``config.json`` does not, with the method that writes each."""
 _DENSE = {"F64", "F32", "F16", "BF16", "BOOL", "I64", "float64", "float32", "float16", "bfloat16", "bool", "int64"}
@@ -54,7 +56,9 @@ def dequantising(stated: Mapping[str, Any], name: str) -> dict[str, Any]:
     A ModelError says if no exact dequantisation of what is ``stated`` (by ``quantisation``) is known.
     """
     method, transforms = stated.get("quant_method"), stated.get("transform_config")
-    if method != "fp8" and (method != "compressed-tensors" or len(_schemes(stated)) != 1 or transforms):
+    if method not in ("fp8", OF_EXPERTS) and (
+        method != "compressed-tensors" or len(_schemes(stated)) != 1 or transforms
+    ):
         raise ModelError(f"{name} is quantised: {described(stated)}", _EXPECTED, ORIGINAL)
     logger.info("%s is quantised (%s): its weights are dequantised as they are read", name, described(stated))
     return {**stated, "dequantize": True}

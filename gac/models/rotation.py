@@ -105,9 +105,12 @@ def _checked(model: PreTrainedModel) -> Rotation:
     family = family_of(model.config)
     if family.experts:
         problem = f"a {type(model).__name__}, a mixture of experts, rotated"
-        raise ModelError(problem, "one MLP a layer: what routed experts read and write is not turned", "Leave rotate out.")
-    if family.gated or family.mixer:
-        problem = f"a {type(model).__name__}, whose attention has a gate or stands beside linear attention, rotated"
+        raise ModelError(
+            problem, "one MLP a layer: what routed experts read and write is not turned", "Leave rotate out."
+        )
+    if not family.is_plain:
+        problem = f"a {type(model).__name__}, whose attention has a gate, a norm of values or another kind beside it"
+        problem += ", rotated"
         raise ModelError(problem, "attention alone, whose values reach its output as they are", "Leave rotate out.")
     _offset(model, family.last_norm)
     stream = _turns_stream(family)

@@ -36,6 +36,7 @@ class Weight:
     values: Side | None = None
     heads: int = 0  # heads of its output (k_proj, v_proj: key-value heads) or input (o_proj: query heads)
     cached: bool = False  # the KV cache keeps its output (k_proj, v_proj), all but the queries
+    as_values: bool = False  # it is cached as values too, which have no weight of their own
     blocks: int = 1  # consecutive vectors of neurons on that side: 2 where gate and up are one weight
     queries: int = 0  # outputs that are queries, where one weight has queries, keys and values as outputs
     to_residual: bool = False  # its output is added to the residual stream (o_proj, down_proj), see ``ResidualPath``
@@ -79,7 +80,7 @@ class Weight:
     @property
     def cached_numbers(self) -> int:
         """Numbers per token in the KV cache for the dense weight."""
-        return self.out_features - self.queries if self.cached else 0
+        return (1 + self.as_values) * (self.out_features - self.queries) if self.cached else 0
 
 
 def check_weight(weight: Weight) -> None:

@@ -11,6 +11,7 @@ from gac.core.operations import Operation
 from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.models.attentions import heads_of
+from gac.models.families import family_of
 from gac.models.sites import Weight
 from gac.runtime.contract import FEW_ROWS
 from gac.runtime.limits import no_kernel
@@ -104,9 +105,9 @@ def steps_of(config: Any, workload: Workload) -> tuple[Operation, ...]:
 
     Returns:
         Four operations: ``engine_step``, ``served_step``, that with MLPs of half the width, and ``paired_step``. None
-        where the config does not name its sizes as Llama's does.
+        where the config does not name its sizes as Llama's does, or layers are not alike.
     """
-    if getattr(config, "intermediate_size", None) is None:
+    if getattr(config, "intermediate_size", None) is None or not family_of(config).is_plain:
         return ()
     engine, served, paired = (_step(name, config, workload) for name in STEPS)
     return engine, served, _step(served.operator, with_half_mlps(config), workload), paired

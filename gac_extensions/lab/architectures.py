@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_
 from transformers.pytorch_utils import Conv1D
 
 from gac.core.errors import ModelError
-from gac.models.families import family_of, wrappers
+from gac.models.families import family_of, supported, wrappers
 from gac.runtime.contract import COMPRESSED
 
 TAKEN, EXPERTS, ENTRY, MULTIMODAL = "taken", "a mixture of experts", "could be an entry", "a multimodal model"
@@ -52,6 +52,8 @@ def verdict_of(model_type: str) -> Verdict:
     try:
         family_of(config)
     except ModelError as failure:
+        if (match := _KIND.match(failure.given)) and model_type in (*supported(), *wrappers()):
+            return Verdict(model_type, TAKEN, f"not {match['kind'].partition(' (')[0]}")  # but that by default
         return _refused(model_type, config, failure)
     return Verdict(model_type, TAKEN)
 
@@ -133,7 +135,8 @@ def page() -> Iterator[str]:
 
 
 def _names(verdicts: list[Verdict]) -> str:
-    return ", ".join(f"`{verdict.model_type}`" for verdict in verdicts)
+    limits = (f" ({verdict.reason})" if verdict.group == TAKEN and verdict.reason else "" for verdict in verdicts)
+    return ", ".join(f"`{verdict.model_type}`{limit}" for verdict, limit in zip(verdicts, limits, strict=True))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from gac.profiling.sweeps.coverage import check_dtype
 
 def finds_attentions(family: Family) -> bool:
     """Return True if kvpress finds the attentions: in all layers of ``model.layers``, with rotary embedding."""
-    return family.layers == "model.layers" and family.mixer is None
+    return family.layers == "model.layers" and family.is_plain
 
 
 def window_of(config: Any) -> int | None:

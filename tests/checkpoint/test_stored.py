@@ -24,7 +24,7 @@ from tests.checkpoint.conftest import copied, edit
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import MakePlan
 from tests.compression.stored import CHOOSY, SCHEMES, config_of, held_bytes, in_schemes, mixed, stored, stored_model
-from tests.models.small import every_layout, small_config, small_model
+from tests.models.small import TWO_KINDS, every_layout, small_config, small_model
 
 Q, K, V, OUT = (f"model.layers.0.self_attn.{name}_proj" for name in "qkvo")
 GATE, UP, DOWN = (f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up", "down"))
@@ -47,7 +47,8 @@ def test_it_is_saved_loaded_and_generates(model_type: str, make_plan: MakePlan, 
 
 
 def test_every_form_is_there_in_every_scheme() -> None:
-    for model_type in supported():
+    alike = {*supported()} - {*TWO_KINDS}  # in the others a form meets a scheme in layers of one kind alone
+    for model_type in alike:
         chosen = mixed(config_of(model_type)).values()
         found = Counter((form_named(form).kind, scheme) for form, _, scheme in chosen)
         forms = {form_named(form).kind for form, _, _ in chosen}

@@ -32,7 +32,16 @@ from gac.runtime.modules import LowRankLinear
 from tests.changed import with_recipe
 from tests.compression.applying import applied, generates_the_same, logits
 from tests.compression.compressed import MakePlan, share_inputs
-from tests.models.small import NEURONS, STACKED, VALUE_LAYOUTS, every_layout, small_config, small_model, weights_of
+from tests.models.small import (
+    NEURONS,
+    STACKED,
+    VALUE_LAYOUTS,
+    WITHOUT_HEADS,
+    every_layout,
+    small_config,
+    small_model,
+    weights_of,
+)
 from tests.small_pipeline import Small
 
 SHORT, GROUPS, HEAD_DIM = 8, 2, 16
@@ -73,8 +82,7 @@ def dense_model(config: Any, span: int = HEAD_DIM) -> PreTrainedModel:
 
 def test_most_architectures_have_values_of_their_own() -> None:
     values = {name: [weight for weight in weights_of(small_config(name)) if weight.values] for name in supported()}
-    gated = {"qwen3_5_text"}
-    assert {name for name, weights in values.items() if not weights} == {*STACKED, *gated}
+    assert {name for name, weights in values.items() if not weights} == {*STACKED, *WITHOUT_HEADS}
 
 
 @pytest.mark.parametrize("model_type", VALUE_LAYOUTS)

@@ -34,7 +34,7 @@ from gac.runtime.plain.modeling_gac import SkippedBlock
 from tests.changed import edited
 from tests.compression.applying import IDS, applied, divergence, generates_the_same, logits
 from tests.compression.compressed import MakePlan
-from tests.models.small import LAYOUTS, STACKED, every_layout, small_config, small_model, weights_of
+from tests.models.small import LAYOUTS, STACKED, WITHOUT_HEADS, every_layout, small_config, small_model, weights_of
 from tests.small_pipeline import Small, has_state
 
 SKIP = form_named("skip")
@@ -101,7 +101,7 @@ def test_a_skipped_block_runs_no_weight_and_no_norm_and_generates(model_type: st
     for *others, writing in blocks_of(dense.config):
         assert ran.isdisjoint(weight.name for weight in others)
         assert writing.name in ran
-        for norm in family_of(dense.config).norms_of(writing.name.rpartition(".")[0]):
+        for norm in family_of(dense.config).norms_of(dense.config, writing.name.rpartition(".")[0]):
             assert isinstance(small.get_submodule(norm), torch.nn.Identity)
             assert norm not in ran
 
@@ -266,7 +266,7 @@ def applies_to(model_type: str, **changed: Any) -> bool:
 
 
 def test_most_architectures_have_heads_to_drop() -> None:
-    fixed = {*STACKED, *FIXED_HEADS, "qwen3_5_text"}
+    fixed = {*STACKED, *FIXED_HEADS, *WITHOUT_HEADS, "llama4_text", "sarvam_moe"}  # with use_qk_norm
     assert {name for name in supported() if not applies_to(name)} == fixed
     assert not applies_to("cohere", use_qk_norm=True)
     assert not any(applies_to("llama", num_key_value_heads=heads) for heads in (1, 3))

@@ -20,7 +20,7 @@ def test_every_family_is_taken_and_on_the_page() -> None:
 
 
 def test_refusals_say_why() -> None:
-    expected = {"mixtral": EXPERTS, "mllama": MULTIMODAL, "diffllama": ENTRY, "bert": "an encoder"}
+    expected = {"jetmoe": EXPERTS, "mllama": MULTIMODAL, "diffllama": ENTRY, "bert": "an encoder"}
     assert {name: verdict_of(name).group for name in expected} == expected
     assert verdict_of("mllama").reason == "around a mllama_text_model"
     assert "no text without an image" in verdict_of("blip-2").reason

@@ -28,9 +28,8 @@ SMALL = {
 }
 NEURONS = 176
 EXPERTS, EXPERT_NEURONS = 8, 48
-_DELTA_NETS = {
-    "full_attention_interval": 2,
-    "linear_num_key_heads": 2,
+_DELTA = {
+    "linear_num_key_heads": 16,
     "linear_num_value_heads": 16,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 8,
@@ -46,8 +45,19 @@ LATENTS = {
 }
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 ODD: dict[str, dict[str, Any]] = {
-    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 16, "mamba_d_state": 16},
+    "bamba": {"mamba_n_heads": 16, "mamba_d_state": 16},
     "codegen": {"rotary_dim": 8},
+    **{
+        name: {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 8,
+            "hidden_size_per_layer_input": 0,
+            "global_head_dim": 48,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+        }
+        for name in ("gemma4_text", "gemma4_unified_text")
+    },
     "falcon_h1": {
         "mamba_d_ssm": 128,
         "mamba_n_heads": 16,
@@ -91,7 +101,8 @@ ODD: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "ssm_state_size": 16,
     },
-    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _DELTA_NETS),
+    **{name: {"full_attention_interval": 2, **_DELTA} for name in ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")},
+    "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"], **_DELTA},
 }
 """What some architectures need besides."""
 
@@ -104,11 +115,17 @@ stacked q, k, v and LayerNorm; a factor; norms behind only and fixed heads; no g
 q, k, v and gate, up stacked; linear attention in one layer, and queries with a gate in the other; state spaces beside
 attention; state spaces in one layer; a convolution in one layer."""
 
-TWO_KINDS = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "nemotron_h", "qwen3_5_text")
+TWO_KINDS = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "nemotron_h", "olmo_hybrid", "qwen3_5_text")
 """With layers of another kind than attention."""
 
 STACKED = ("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "persimmon", "phi3")
 """Queries, keys and values are one weight."""
+
+WITHOUT_HEADS = (
+    *("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "sarvam_mla", "youtu"),
+    *("afmoe", "gemma4_text", "gemma4_unified_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+)
+"""No form shortens or drops heads: latent attention, attention with a gate, values that pass a norm."""
 
 FEW = ("llama", "gemma3_text", "gpt2", "phi3")
 every_layout = pytest.mark.parametrize(
@@ -126,6 +143,8 @@ def small_config(model_type: str, **changed: Any) -> Any:
         named["head_dim"] = named["hidden_size"] // named["num_attention_heads"]
     known = vars(kind()).keys()
     odd = dict(ODD.get(model_type, {}))
+    if model_type == "bamba":
+        odd["attn_layer_indices"] = [*range(1, named["num_hidden_layers"], 2)]
     if "layer_types" in odd:
         odd["layer_types"] = (odd["layer_types"] * named["num_hidden_layers"])[: named["num_hidden_layers"]]
     fields = odd | {name: named[name] for name in named if name in known}
@@ -136,7 +155,7 @@ def small_config(model_type: str, **changed: Any) -> Any:
 
 
 def routed(family: Family, known: Collection[str], named: dict[str, Any]) -> dict[str, Any]:
-    """The config's fields of routed experts: two of eight for a token, in all layers but the first where some differ."""
+    """The config's fields of routed experts: two of eight for a token, where possible in all layers but the first."""
     if (experts := family.experts) is None:
         return {}
     shared = experts.shared.width if experts.shared else ()
@@ -158,7 +177,7 @@ def small_model(config: Any) -> PreTrainedModel:
 
 
 def linear_weights(model: Any) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of the linear modules of the decoder layers, outside of experts and routers, by their names."""
+    """Outputs and inputs of the linear modules of the layers, outside of experts and routers, by their names."""
     family = family_of(model.config)
     experts = family.experts
     left = (experts.router, experts.stack, experts.shared.gate if experts.shared else None) if experts else ()

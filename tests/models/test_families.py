@@ -174,7 +174,7 @@ def test_a_form_that_fits_no_weight_is_refused(tiny_config: LlamaConfig) -> None
 @pytest.mark.parametrize(
     ("kind", "model_types"),
     [
-        (", with layers of state spaces, convolutions or linear attention", "jamba mamba rwkv"),
+        (", with layers of state spaces, convolutions or linear attention", "mamba recurrent_gemma rwkv"),
         (", an encoder-decoder", "t5 whisper"),
         (", an encoder", "bert"),
         (", a multimodal model around a mllama_text_model; expected a language model, or ", "mllama"),
@@ -182,6 +182,7 @@ def test_a_form_that_fits_no_weight_is_refused(tiny_config: LlamaConfig) -> None
         (", with multi-head latent attention", "minicpm3"),
         (", a multimodal model whose class in transformers 5.24 runs on no text without an image", "llama4"),
         (", a mixture of experts (8 experts a layer); expected one MLP a layer, ", "jetmoe"),
+        (", a mixture of experts (16 experts a layer)", "jamba"),
         (", a mixture of experts (256 experts a layer)", "deepseek_v32 mimo_v2_flash"),
         ("; expected a supported architecture (afmoe, ", "gpt_neo gemma3n_text vit"),
     ],

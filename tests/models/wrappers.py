@@ -34,6 +34,11 @@ _OTHERS = {
 """Sizes of all that is not the decoder, where a config has them."""
 _MROPE = re.compile("(cosmos3_edge|glm|hunyuan|paddleocr|qwen2|qwen3_omni|qwen3_vl).*_text$")
 _DELTA_NETS = ODD["qwen3_5_text"] | {"layer_types": ["linear_attention", "full_attention"]}
+_GEMMA_4 = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+}
 _MORE: dict[str, dict[str, Any]] = {
     "apertus1p5": {
         "text_config": {"vocab_size": 1024},
@@ -51,11 +56,23 @@ _MORE: dict[str, dict[str, Any]] = {
         "downsample_rate": "1/2",
         "vision_config": {"hidden_size": 64},
     },
+    "gemma4": {
+        "text_config": _GEMMA_4,
+        "vision_config": _OTHERS | {"head_dim": 8, "position_embedding_size": 64},
+    },
+    "gemma4_unified": {"text_config": _GEMMA_4, "vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 16}},
+    "lfm2_vl": {
+        "text_config": {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16},
+        "vision_config": {"num_patches": 16},
+    },
     "idefics2": {"perceiver_config": {"hidden_size": SMALL["hidden_size"]}},
     "internvl": {"vision_config": {"image_size": [28, 28], "patch_size": [14, 14]}},
     "paligemma": {"projection_dim": SMALL["hidden_size"]},
-    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), {"vision_start_token_id": 252}),
-    **{key: {"text_config": _DELTA_NETS} for key in ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5", "qwen3_5_moe")},
+    **{key: {"vision_start_token_id": 252} for key in ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")},
+    **{
+        key: {"text_config": _DELTA_NETS}
+        for key in ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5", "qwen3_5_moe")
+    },
     "qianfan_ocr": {"vision_config": {"image_size": [28, 28], "patch_size": [14, 14]}},
 }
 """What some need besides."""
@@ -63,12 +80,13 @@ _MORE: dict[str, dict[str, Any]] = {
 
 _PLAIN = ("aya_vision", "cohere2_vision", "gemma3", "internvl", "llava", "paligemma", "qianfan_ocr", "video_llava")
 _TILES = ("idefics2", "idefics3", "smolvlm")
+_PATCHES = ("lfm2_vl",)
 _SIZED = ("lighton_ocr", "mistral3")
 _GRIDS = (
     *("cosmos3_omni", "exaone4_5", "glm46v", "glm4v", "glm_ocr", "glmga", "qwen2_5_omni_thinker", "qwen2_5_vl"),
     *("qwen2_vl", "qwen3_5", "qwen3_vl"),
 )
-WITH_IMAGES = (*_PLAIN, *_TILES, *_SIZED, *_GRIDS)
+WITH_IMAGES = (*_PLAIN, *_TILES, *_PATCHES, *_SIZED, *_GRIDS)
 """Those of which ``image_inputs`` knows how they take an image."""
 
 
@@ -102,7 +120,9 @@ def _resized(part: Any, sizes: dict[str, Any]) -> Any:
     if _MROPE.match(part.model_type):
         length = named["head_dim"] if "head_dim" in known else named["hidden_size"] // named["num_attention_heads"]
         length = int(length * rope.get("partial_rotary_factor", 1))
-        named["rope_parameters"] = rope | {"mrope_section": [length // 2 - 2 * (section := 3 * length // 16), section, section]}
+        named["rope_parameters"] = rope | {
+            "mrope_section": [length // 2 - 2 * (section := 3 * length // 16), section, section]
+        }
     return type(part)(**named)
 
 
@@ -124,6 +144,13 @@ def image_inputs(model: Any) -> dict[str, Any]:
     inputs["pixel_values"] = torch.randn((1, 1, 3, side, side) if model_type in _TILES else (1, 3, side, side))
     if model_type in _SIZED:
         inputs["image_sizes"] = torch.tensor([[side, side]])
+    if model_type in _PATCHES:
+        size = model.config.vision_config.patch_size
+        inputs = {
+            "pixel_values": torch.randn(1, 16, 3 * size * size),
+            "spatial_shapes": torch.tensor([[4, 4]]),
+            "pixel_attention_mask": torch.ones(1, 16, dtype=torch.long),
+        }
     if model_type in _GRIDS:
         inputs = {"pixel_values": torch.randn(16, 3 * 2 * 14 * 14), "image_grid_thw": torch.tensor([[1, 4, 4]])}
     with torch.no_grad():

@@ -76,8 +76,8 @@ def apart(one: Any, other: Any) -> float:
 
 def numbers(cache: Any) -> list[int]:
     """What each layer keeps of a token."""
-    layers = [one for one in cache.layers if hasattr(one, "keys")]
-    return [one.keys[0, :, 0].numel() + one.values[0, :, 0].numel() for one in layers]
+    layers = [layer for layer in cache.layers if hasattr(layer, "keys")]
+    return [layer.keys[0, :, 0].numel() + layer.values[0, :, 0].numel() for layer in layers]
 
 
 def steps(model: Any, cache: Any, sizes: tuple[int, ...] = (4, 1, 5, 1)) -> Tensor:

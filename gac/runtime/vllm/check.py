@@ -9,9 +9,9 @@ from gac.runtime.modules import KINDS
 
 TESTED = ("0.26", "0.32")
 NOT_SERVED = (
-    *("apertus1p5_text", "bamba", "biogpt", "bloom", "codegen", "exaone", "falcon", "falcon_h1", "gpt_bigcode"),
-    *("granitemoehybrid", "internlm3", "iquestcoder", "lfm2", "modernbert-decoder", "mpt", "nemotron_h"),
-    *("qwen3_5_text", "xglm", "youtu"),
+    *("apertus1p5_text", "bamba", "biogpt", "bloom", "codegen", "exaone", "falcon", "falcon_h1", "gemma4_text"),
+    *("gemma4_unified_text", "gpt_bigcode", "granitemoehybrid", "internlm3", "iquestcoder", "lfm2"),
+    *("modernbert-decoder", "mpt", "nemotron_h", "olmo_hybrid", "qwen3_5_text", "xglm", "youtu"),
 )
 """Architectures whose classes in vLLM 0.32 do not run compressed models; transformers runs all of them."""
 SERVED_MULTIMODAL = (
