@@ -26,6 +26,7 @@ def test_saliency_is_the_mean_weight_times_norm_of_the_tokens_of_an_expert() -> 
         for ids in IDS:
             model(ids[None])
     hook.remove()
+    block.requires_grad_(False)
     x = torch.cat(heard)
     weights, numbers = (x @ block.gate.weight.double().T).softmax(-1).topk(2)
     weights = weights / weights.sum(-1, keepdim=True)

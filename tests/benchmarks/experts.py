@@ -36,6 +36,7 @@ from gac.measurement.text import calibration_windows
 from gac.models.loading import Loaded, load_model
 from gac.models.modules import input_device, listening, swapped
 from gac.models.sites import Site, Weight
+from gac.plan.costs import fraction_of
 from gac.runtime.modules import resized
 from tests.benchmarks.harness import markdown, write
 
@@ -135,10 +136,9 @@ class ExpertStudy:
         """Counts of the same parameters as that share of all experts, and of the routers' rows."""
         routed = sum(site.params for site in self.sites if site.weights[0].top_k)
         total = sum(site.params for site in self.sites)
+        budget = fraction_of(total - round((1 - share) * routed), total)
         options = {"calibration": self.calibration, "tokenizer": self.loaded.tokenizer, "refit": refit, "rotate": False}
-        return gac.allocate(
-            self.model, (total - (1 - share) * routed) / total, forms=[FORM.name], latency="any", **options
-        )
+        return gac.allocate(self.model, budget, forms=[FORM.name], latency="any", **options)
 
     def compressed(self, plan: gac.Plan) -> Any:
         return gac.compress(deepcopy(self.model), plan, tokenizer=self.loaded.tokenizer, heal=0, progress=False)
