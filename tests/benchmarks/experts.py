@@ -5,7 +5,8 @@
 The model is a directory, such as one of ``tests/benchmarks/upcycle.py``. At each kept share of the routed experts'
 parameters, all attentions as they are: excess ln(perplexity) over the dense model on each text, of
 
-- ``chosen``: GAC's counts, and no other weight fitted again; ``chosen, refitted``: as ``gac.compress`` does it;
+- ``chosen``: GAC's counts and order, and nothing else; ``compensated``: with the fitted down_proj of those that stay;
+  ``refitted``: with all weights fitted again, as ``gac.compress`` does it;
 - ``one share``: GAC's order of experts, as many in every layer;
 - ``reap``: REAP (arXiv 2510.13999, equation 9): the mean, over the tokens that an expert takes, of its weight times the
   norm of its output; the lowest go, as many in every layer. Its authors fit nothing again, and neither is done here;
@@ -109,11 +110,11 @@ class ExpertStudy:
         plan = self.plan(share, "none")
         counts = [count_of(plan, layer.stack) for layer in self.by_layer]
         even = [round(share * layer.stack.experts) for layer in self.by_layer]
-        rows.append(self.row("chosen", share, counts, self.excess(self.compressed(plan)), plan.prediction.loss))
+        with swapped(self.model, self.modules("gac", counts, 0)):
+            rows.append(self.row("chosen", share, counts, self.excess(self.model), plan.prediction.loss))
+        rows.append(self.row("compensated", share, counts, self.excess(self.compressed(plan)), plan.prediction.loss))
         fitted = self.plan(share, "residual")
-        rows.append(
-            self.row("chosen, refitted", share, counts, self.excess(self.compressed(fitted)), fitted.prediction.loss)
-        )
+        rows.append(self.row("refitted", share, counts, self.excess(self.compressed(fitted)), fitted.prediction.loss))
         for rule, seed in [("gac", 0), ("reap", 0), ("frequency", 0), *(("random", seed) for seed in range(seeds))]:
             name = {"gac": "one share"}.get(rule, rule if rule != "random" else f"random {seed}")
             with swapped(self.model, self.modules(rule, even, seed)):

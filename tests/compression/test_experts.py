@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 import gac
 from gac.core.errors import BudgetError, CheckpointError, GacError, PlanError
+from gac.forms.experts import compensation
 from gac.models.experts import REMOVABLE
 from gac.runtime.architectures import factory_of
 from tests.compression.applying import IDS, logits
@@ -28,6 +30,17 @@ removable = pytest.mark.parametrize(
 
 def model_of(model_type: str) -> Any:
     return small_model(small_config(model_type, num_hidden_layers=3))
+
+
+def mixing(model_type: str) -> Any:
+    """A mixture whose experts differ more."""
+    model = model_of(model_type)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if ".mlp." in name:
+                values.normal_(std=0.15)
+    return model
 
 
 def counts_of(plan: gac.Plan) -> dict[str, int]:
@@ -58,7 +71,9 @@ def test_from_a_plan_to_a_checkpoint_and_back(model_type: str, small: Small, tmp
     for name, count in counts_of(plan).items():
         for key, values in loaded.get_submodule(name).state_dict().items():
             rows = before[f"{name}.{key}"]
-            assert len(values) == count < len(rows)
+            assert len(values) == count <= len(rows)
+            if key == "down_proj" and count < 8:
+                continue
             assert all(any(torch.equal(one, other) for other in rows) for one in values)
 
     code = [sys.executable, "-c", CODE, str(tmp_path / "saved"), factory_of(type(dense.config)).__name__]
@@ -67,7 +82,10 @@ def test_from_a_plan_to_a_checkpoint_and_back(model_type: str, small: Small, tmp
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
-def test_a_layer_with_fewer_experts_is_the_dense_one_without_the_others(model_type: str, small: Small) -> None:
+def test_a_layer_with_fewer_experts_is_the_dense_one_without_the_others(
+    model_type: str, small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compensation, "DAMPING", ())
     dense = model_of(model_type)
     plan = experts_alone(small, dense, refit="none")
     model: Any = small.compress(plan, model=model_of(model_type))
@@ -90,18 +108,29 @@ def test_a_layer_with_fewer_experts_is_the_dense_one_without_the_others(model_ty
 
 
 def test_the_predicted_loss_is_that_of_the_model(small: Small) -> None:
-    dense = model_of("mixtral")
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, values in dense.named_parameters():
-            if ".mlp." in name:
-                values.normal_(std=0.15)
+    dense = mixing("mixtral")
     plan = experts_alone(small, dense, 0.75, refit="none")
     ids = torch.randint(0, 250, (8, 64))
     was = logits(dense, ids).log_softmax(-1)
     now = logits(small.compress(plan, model=dense), ids).log_softmax(-1)
     lost = float((was.exp() * (was - now)).sum(-1).mean())
     assert 0.3 < lost / plan.prediction.loss < 3
+
+
+def test_experts_that_stay_take_over_what_others_wrote(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.tensor(small.tokenizer(small.text.read_text())["input_ids"][-1024:]).view(16, 64)
+
+    def lost(dense: Any, plan: gac.Plan) -> float:
+        was = logits(dense, ids).log_softmax(-1)
+        now = logits(small.compress(plan, model=deepcopy(dense)), ids).log_softmax(-1)
+        return float((was.exp() * (was - now)).sum(-1).mean())
+
+    dense = mixing("mixtral")
+    text = f"{small.text}:24x64"
+    plan = experts_alone(small, dense, 0.5, refit="none", calibration=text)
+    compensating = lost(dense, plan)
+    monkeypatch.setattr(compensation, "DAMPING", ())
+    assert compensating < 0.95 * lost(dense, plan)
 
 
 def test_experts_are_chosen_beside_the_forms_of_other_weights(small: Small) -> None:

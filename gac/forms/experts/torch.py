@@ -1,11 +1,14 @@
-"""Fewer routed experts in a layer: the order in which they go, and the rows that stay."""
+"""Fewer routed experts in a layer: the order in which they go, the rows that stay, and what these take over."""
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 
 import torch
 from torch import Tensor
 
+from gac.forms.curvature.metric import RoutedTokens
+from gac.forms.experts.compensation import compensated
 from gac.forms.experts.elimination import Elimination, Routing, eliminate, products
 from gac.forms.narrow.elimination import last_to_go
 from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm
@@ -16,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class ExpertsTensors(TensorForm):
-    """Keeps the order in which experts go, and the tokens that reached each."""
+    """Keeps the order in which experts go, how many tokens reached each, and the tokens on which the rest is fitted."""
 
     def refit(self, mode: str, weight: Weight) -> None:
         return None
@@ -26,22 +29,35 @@ class ExpertsTensors(TensorForm):
         for router, stack in zip(routed[::2], routed[1::2], strict=True):
             elimination = _eliminated(statistics, router, stack)
             _warn_of_unreached(elimination, stack)
-            yield Fit(stack, elimination.loss, {"order": elimination.order, "reached": elimination.reached})
+            tensors = {name: getattr(elimination, name) for name in ("order", "reached")}
+            yield Fit(stack, elimination.loss, tensors | vars(_tokens(statistics, stack)))
 
+    @torch.no_grad()
     def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
         stack = next(other for other in build.weights if other.experts)
         kept = last_to_go(build.artifacts.of(self.form, "order", stack), dim)
-        dense = build.statistics.model.get_submodule(weight.name)
-        return {name: values.detach()[kept.to(values.device)] for name, values in dense.named_parameters()}
+        router, experts = (build.statistics.model.get_submodule(each.name) for each in build.weights)
+        dense = experts if weight.experts else router
+        rows = {name: values.detach()[kept] for name, values in dense.named_parameters()}
+        if weight.experts and dim < weight.experts:
+            names = (field.name for field in fields(RoutedTokens))
+            tokens = RoutedTokens(*(build.artifacts.of(self.form, name, stack) for name in names))
+            rows["down_proj"] = compensated(experts, Routing(router, tokens.inputs), tokens, kept)
+        return rows
 
 
 @torch.no_grad()
 def _eliminated(statistics: Statistics, router: Weight, stack: Weight) -> Elimination:
-    assert statistics.routed is not None, f"the tokens of {stack.name} were not kept"
-    tokens, modules = statistics.routed(stack), [statistics.model.get_submodule(each.name) for each in (router, stack)]
-    with on_its_device(modules[0]), on_its_device(modules[1]):
-        routing, gram = Routing(modules[0], tokens.inputs), products(modules[1], stack.experts, tokens)
+    tokens, model = _tokens(statistics, stack), statistics.model
+    chooses, experts = model.get_submodule(router.name), model.get_submodule(stack.name)
+    with on_its_device(chooses), on_its_device(experts):
+        routing, gram = Routing(chooses, tokens.inputs), products(experts, stack.experts, tokens)
         return eliminate(routing, gram, tokens.counts, stack.top_k)
+
+
+def _tokens(statistics: Statistics, stack: Weight) -> RoutedTokens:
+    assert statistics.routed is not None, f"the tokens of {stack.name} were not kept"
+    return statistics.routed(stack)
 
 
 def _warn_of_unreached(elimination: Elimination, stack: Weight) -> None:
