@@ -1,8 +1,8 @@
 """What remains takes over: down_proj of the experts that stay, fitted to what the layer no longer writes.
 
-One expert after the other is given the step D that makes up for most of what is still lost, r: with h what its neurons
-put out and w its weight, ``D = E[c w r h^T] (E[c w^2 h h^T] + damping)^-1`` over the tokens that reach it. They are few,
-so half of them tell how much damping the other half needs, and whether steps help at all.
+One expert after the other is given the step D that makes up for most of what is still lost, r. With h what its neurons
+put out and w its weight, ``D = E[c w r h^T] (E[c w^2 h h^T] + damping)^-1`` over the tokens that reach it. These are
+few, so half of them tell how much damping the other half needs, and whether steps help at all.
 """
 
 from collections.abc import Sequence
