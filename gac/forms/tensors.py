@@ -87,6 +87,7 @@ class Fit:
         moments: weights whose moments building needs, see ``LayerArtifacts.moments``.
         inputs: weights of whose moments it needs those of the inputs, see ``LayerArtifacts.inputs``.
         form: the variant that was measured (``Form.variants``); None: the measuring form itself.
+        reached: of experts, the sampled tokens that reach each, shape ``(experts,)``.
     """
 
     weight: Weight
@@ -95,6 +96,7 @@ class Fit:
     moments: Sequence[Weight] = ()
     inputs: Sequence[Weight] = ()
     form: Form | None = None
+    reached: Floats | None = None
 
 
 @dataclass(frozen=True, eq=False)

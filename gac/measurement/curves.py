@@ -4,7 +4,7 @@ import logging
 import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -52,7 +52,8 @@ class LayerFit:
 
     Attributes:
         losses: loss curves by ``<form>/<weight>``; what rounding a dense weight costs by ``<scheme>/<weight>``, one
-            number, and a form by ``<scheme>/<form>/<weight>``; the dense model's loss by ``loss``.
+            number, and a form by ``<scheme>/<form>/<weight>``; the dense model's loss by ``loss``; tokens of experts by
+            ``reached/<weight>``.
         artifacts: what compressing the layer needs.
     """
 
@@ -67,11 +68,15 @@ class LayerFit:
 
 @dataclass(frozen=True, eq=False)
 class ModelCurves:
-    """The loss curves of a model, and the dense model's mean loss on the calibration text, and on each of several."""
+    """The loss curves of a model, and the dense model's mean loss on the calibration text, and on each of several.
+
+    ``reached``: by layer, the sampled tokens that reach each of its routed experts, where these were measured.
+    """
 
     curves: LossCurves
     dense_loss: float
     dense_losses: tuple[float, ...] = ()
+    reached: Mapping[int, Floats] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +128,9 @@ def measure_curves(
     if any(form.loss.needs_forward_runs or form.loss.anchors for form in measured):
         curves = with_joint_losses(run, layers, measured, curves, fit.artifacts)
     losses_of_lowest = fits[min(fits)].losses
-    return ModelCurves(curves, float(losses_of_lowest["loss"]), tuple(losses_of_lowest["losses"].tolist()))
+    names = {layer: f"reached/{weights[-1].name}" for layer, weights in routed.items()}
+    reached = {layer: fits[layer].losses[name] for layer, name in names.items() if name in fits[layer].losses}
+    return ModelCurves(curves, float(losses_of_lowest["loss"]), tuple(losses_of_lowest["losses"].tolist()), reached)
 
 
 def fit_layers(
@@ -344,6 +351,7 @@ def fit_layer(
         for fit in fits:
             name = (fit.form or form).name
             losses[f"{name}/{fit.weight.name}"] = fit.loss
+            losses |= {} if fit.reached is None else {f"reached/{fit.weight.name}": fit.reached}
             artifacts |= {f"{name}.{key}/{fit.weight.name}": tensor for key, tensor in fit.tensors.items()}
             for weight in (*fit.moments, *fit.inputs):
                 names = ("inputs", "gradients") if weight in fit.moments else ("inputs",)

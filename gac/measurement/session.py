@@ -10,6 +10,7 @@ from functools import partial
 from math import comb, inf
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -54,7 +55,7 @@ from gac.models.modules import input_device
 from gac.models.plain import check_frequencies, check_in_memory, check_one_dtype, check_plain
 from gac.models.rotation import rotated, rotates_freely
 from gac.models.sites import Site
-from gac.plan.evidence import Calibration, CalibrationPart, Measured
+from gac.plan.evidence import Calibration, CalibrationPart, ExpertTokens, Measured
 from gac.plan.plan import Plan
 from gac.plan.recipe import DEFAULT_TEXT, DEFAULT_TEXT_ON_A_CPU, Recipe, ResolvedRecipe
 from gac.plan.summary import ON_GRID
@@ -179,12 +180,21 @@ def measuring(
             head=head,
             on_grid=on_grid,
             experts=None if routed_by_layer(sites) else resolved.family.routed_params(loaded.model.config),
+            expert_tokens=_expert_tokens(measured, sites),
         )
         curves = expected_curves(measured.curves, recipe, resolved.method, resolved.family)
         return Measurement(recipe, curves, evidence, by_weight, run, check)
 
     with opened as (run_of, rotation):
         yield measured_with
+
+
+def _expert_tokens(measured: ModelCurves, sites: Sequence[Site]) -> tuple[ExpertTokens, ...]:
+    top_k = {layer: weights[0].top_k for layer, weights in routed_by_layer(sites).items()}
+    return tuple(
+        ExpertTokens(layer, int(reached.sum()) // top_k[layer], int(reached.min()), int(np.median(reached)))
+        for layer, reached in sorted(measured.reached.items())
+    )
 
 
 def _balanced(recipe: Recipe, texts: Texts) -> Sequence[float]:

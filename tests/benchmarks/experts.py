@@ -175,9 +175,9 @@ def measured(model: Any, sites: Sequence[Site], ids: Tensor) -> list[Layer]:
     saliencies, layers = reap_saliencies(model, sites, ids), []
     for number, (router, stack) in sorted(routed_by_layer(sites).items()):
         artifacts = fits[number].artifacts
-        order, reached = (artifacts.of(FORM, what, stack).cpu() for what in ("order", "reached"))
-        loss = fits[number].losses[f"{FORM.name}/{stack.name}"].tolist()
-        layers.append(Layer(router, stack, order, loss, reached, saliencies[stack.name]))
+        order = artifacts.of(FORM, "order", stack).cpu()
+        loss, reached = (fits[number].losses[f"{name}/{stack.name}"] for name in (FORM.name, "reached"))
+        layers.append(Layer(router, stack, order, loss.tolist(), torch.from_numpy(reached), saliencies[stack.name]))
     return layers
 
 

@@ -172,3 +172,14 @@ def test_a_changed_count_is_refused(small: Small, tmp_path: Path) -> None:
     (tmp_path / "saved" / "config.json").write_text(config.replace('"experts": ', '"experts": 9'))
     with pytest.raises((CheckpointError, ValueError)):
         gac.load(tmp_path / "saved")
+
+
+def test_a_plan_says_how_many_tokens_reach_an_expert(small: Small, tmp_path: Path) -> None:
+    plan = experts_alone(small, model_of("mixtral"))
+    tokens = plan.measured.expert_tokens
+    assert [(each.layer, each.sampled) for each in tokens] == [(0, 256), (1, 256), (2, 256)]
+    assert all(0 <= each.least <= each.median <= 256 for each in tokens)
+    least = min(tokens, key=lambda each: each.least)
+    assert f"of 256 tokens {least.least} or more reach each expert (layer {least.layer})" in plan.summary()
+    plan.save(tmp_path / "plan.json")
+    assert gac.Plan.load(tmp_path / "plan.json") == plan

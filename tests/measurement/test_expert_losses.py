@@ -1,6 +1,7 @@
 """The losses of fewer experts, against a mixture that is written out by hand."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from gac.forms.curvature.metric import FACTOR
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import targeted_sites
 from gac.measurement import routed
-from gac.measurement.calibration import CalibrationRun
+from gac.measurement.calibration import CalibrationRun, TextOfMixture
 from gac.measurement.curves import LayerFit, fit_layers, measure_curves
 from gac.measurement.runs import drawn_loss
+from gac.measurement.store import temporary_store
 from tests.models.small import small_config, small_model
 
 IDS = torch.arange(96).reshape(4, 24) * 7 % 251
@@ -40,13 +42,13 @@ def model_of(model_type: str, normalised: bool | None) -> Any:
     return model
 
 
-def run_of(model: Any, method: str = "kfac") -> CalibrationRun:
-    return CalibrationRun(model, IDS, METHODS.get(method), progress=False)
+def run_of(model: Any, method: str = "kfac", ids: Tensor = IDS) -> CalibrationRun:
+    return CalibrationRun(model, ids, METHODS.get(method), progress=False)
 
 
-def fit_of(model: Any, **changed: Any) -> LayerFit:
+def fit_of(model: Any, ids: Tensor = IDS) -> LayerFit:
     sites = [site for site in targeted_sites(model.config, ["experts"]) if site.layer == LAYER]
-    return fit_layers(run_of(model, **changed), sites, forms=["experts"])[LAYER]
+    return fit_layers(run_of(model, ids=ids), sites, forms=["experts"])[LAYER]
 
 
 def heard(model: Any) -> tuple[Tensor, Tensor]:
@@ -136,8 +138,24 @@ def test_experts_that_no_token_reached_go_first_and_are_named(caplog: pytest.Log
     with caplog.at_level(logging.WARNING, "gac"):
         fit = fit_of(model)
     assert f"{STACK}: no token of the calibration text reached experts 4, 5, 6, 7: they lose nothing" in caplog.text
-    reached = fit.artifacts.tensors[f"experts.reached/{STACK}"]
+    reached = fit.losses[f"reached/{STACK}"]
     assert reached.sum() == TOP_K * IDS.numel()
     assert (reached[4:] == 0).all()
     losses = fit.losses[f"experts/{STACK}"]
     assert losses[4] < 1e-12 * losses[3]
+
+
+def test_tokens_of_two_texts_count_by_their_shares() -> None:
+    model = model_of("mixtral", None)
+    parts = [fit_of(model, IDS[:1]), fit_of(model, IDS[1:])]
+    run = run_of(model)
+    texts = [TextOfMixture(windows, temporary_store()) for windows in ((0,), (1, 2, 3))]
+    sites = [site for site in targeted_sites(model.config, ["experts"]) if site.layer == LAYER]
+    mixed = fit_layers(replace(run, texts=tuple(texts)), sites, forms=["experts"])[LAYER]
+    assert len(mixed.artifacts.tensors[f"experts.inputs/{STACK}"]) == IDS.numel()
+    joint = sum(
+        share * part.artifacts.tensors[f"experts.gradients/{STACK}"]
+        for share, part in zip((0.25, 0.75), parts, strict=True)
+    )
+    torch.testing.assert_close(mixed.artifacts.tensors[f"experts.gradients/{STACK}"], joint)
+    assert float(mixed.artifacts.tensors[f"experts.counts/{STACK}"].mean()) == pytest.approx(1, rel=1e-5)

@@ -31,6 +31,9 @@ class Experts(Shorter):
     def sides(self, weight: Weight, dim: int) -> tuple[int, int]:
         return weight.in_features, dim * (weight.out_features if weight.experts else 1)
 
+    def size(self, weight: Weight, dim: int) -> int:
+        return dim * weight.in_features  # whole matrices, whose sides stay aligned
+
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
         return ModuleSpec("Experts", {"experts": dim})
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class ExpertsTensors(TensorForm):
-    """Keeps the order in which experts go, how many tokens reached each, and the tokens on which the rest is fitted."""
+    """Keeps the order in which experts go, and the tokens on which those that stay are fitted."""
 
     def refit(self, mode: str, weight: Weight) -> None:
         return None
@@ -29,8 +30,8 @@ class ExpertsTensors(TensorForm):
         for router, stack in zip(routed[::2], routed[1::2], strict=True):
             elimination = _eliminated(statistics, router, stack)
             _warn_of_unreached(elimination, stack)
-            tensors = {name: getattr(elimination, name) for name in ("order", "reached")}
-            yield Fit(stack, elimination.loss, tensors | vars(_tokens(statistics, stack)))
+            tensors, reached = vars(_tokens(statistics, stack)), elimination.reached.cpu().numpy().astype(np.float64)
+            yield Fit(stack, elimination.loss, {"order": elimination.order, **tensors}, reached=reached)
 
     @torch.no_grad()
     def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
