@@ -46,7 +46,8 @@ def compensated(experts: Any, routing: Routing, tokens: RoutedTokens, kept: Tens
 
     best = min((*DAMPING, float("inf")), key=left)
     steps = torch.stack(_steps(shares, lost, counts, best, len(lost)))
-    return (down.double() + (steps if experts.is_transposed else steps.mT)).to(down.dtype)
+    result: Tensor = (down.double() + (steps if experts.is_transposed else steps.mT)).to(down.dtype)
+    return result
 
 
 def _steps(shares: Sequence[_Share], lost: Tensor, counts: Tensor, damping: float, end: int) -> list[Tensor]:
