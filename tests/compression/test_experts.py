@@ -13,6 +13,7 @@ import gac
 from gac.core.errors import BudgetError, CheckpointError, GacError, PlanError
 from gac.forms.experts import compensation
 from gac.models.experts import REMOVABLE
+from gac.models.streaming import streamed
 from gac.runtime.architectures import factory_of
 from tests.compression.applying import IDS, logits
 from tests.models.small import MIXTURES, small_config, small_model
@@ -183,3 +184,13 @@ def test_a_plan_says_how_many_tokens_reach_an_expert(small: Small, tmp_path: Pat
     assert f"of 256 tokens {least.least} or more reach each expert (layer {least.layer})" in plan.summary()
     plan.save(tmp_path / "plan.json")
     assert gac.Plan.load(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
+def test_the_plan_of_a_streamed_model_is_the_same(
+    model_type: str, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    plan = experts_alone(small, model_of(model_type))
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "own"))
+    assert counts_of(experts_alone(small, streamed(model_of(model_type), "cpu"))) == counts_of(plan)

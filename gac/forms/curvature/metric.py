@@ -90,6 +90,9 @@ class RoutedTokens:
     counts: Tensor
     gradients: Tensor
 
+    def to(self, device: torch.device) -> "RoutedTokens":
+        return RoutedTokens(self.inputs.to(device), self.counts.to(device), self.gradients.to(device))
+
 
 @dataclass(frozen=True, eq=False)
 class Moments:

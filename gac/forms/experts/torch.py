@@ -49,9 +49,9 @@ class ExpertsTensors(TensorForm):
 
 @torch.no_grad()
 def _eliminated(statistics: Statistics, router: Weight, stack: Weight) -> Elimination:
-    tokens, model = _tokens(statistics, stack), statistics.model
-    chooses, experts = model.get_submodule(router.name), model.get_submodule(stack.name)
+    chooses, experts = (statistics.model.get_submodule(each.name) for each in (router, stack))
     with on_its_device(chooses), on_its_device(experts):
+        tokens = _tokens(statistics, stack).to(next(experts.parameters()).device)  # where streamed weights are now
         routing, gram = Routing(chooses, tokens.inputs), products(experts, stack.experts, tokens)
         return eliminate(routing, gram, tokens.counts, stack.top_k)
 
