@@ -29,7 +29,7 @@ from gac.core.errors import CheckpointError, GacError, ModelError
 from gac.forms import Form
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.registry import METHODS
-from gac.forms.planned_sites import Fusing
+from gac.forms.planned_sites import Fusing, targeted_sites
 from gac.healing import compressing
 from gac.healing.heal import heal_model
 from gac.healing.records import BLOCKS, TrainingBudget, default_rate
@@ -49,7 +49,6 @@ from gac.measurement.text import TextSpec
 from gac.measurement.text import check_text as check_named_text
 from gac.measurement.texts import CalibrationText, Texts
 from gac.measurement.untargeted import untargeted
-from gac.models.families import family_of
 from gac.models.loading import is_checkpoint, load_config
 from gac.models.modules import cast, swap_in
 from gac.models.packaged import PACKAGED, SAVED_IN
@@ -291,7 +290,7 @@ def compress(
     plan = replace(Plan.opened(plan), healed=())
     recipe, ranks = plan.recipe, this_run()
     config = load_config(model)
-    targeted = family_of(config).sites(config)
+    targeted = targeted_sites(config, recipe.space.forms)
     sites = planned_sites(plan, targeted)
     changed = changed_sites(plan, sites)
     loaded = load_dense_model(model, tokenizer, targeted)

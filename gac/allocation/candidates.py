@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from itertools import product
 
 import numpy as np
 
@@ -165,8 +166,9 @@ class CandidateBuilder:
         """Return all candidates but dominated ones; combinations of separate choices come last, as few of them stay."""
         separate = [self._separate(position) for position in range(len(self.site.weights))]
         built: list[CandidateSet] = []
-        for form in self.forms:
-            for scheme in self.schemes if (taken := self.site.joint_weights(form)) else ():
+        for named in self.forms:
+            taken = self.site.joint_weights(named)
+            for form, scheme in product(named.variants(self.site.weights[taken[-1]]), self.schemes) if taken else ():
                 built += self._shortened_together(form, scheme, taken, separate, known)
         known = known.extend(*(criteria_of(rows, self.limited) for rows in built))
         return [*self._combined(separate, known), *built]
@@ -197,7 +199,10 @@ class CandidateBuilder:
         (key,) = (weight for weight in self.site.weights if form.shortens(weight) == "in")
         if (curve := self.curves.of(form, key, scheme.name)) is None:
             return []
-        dims = allowed_dims(curve.full - 1, self.site, form, scheme, taken, self.space.align, self.timing)
+        largest = curve.full - (
+            form.params(key, curve.full) == key.params
+        )  # the full dim may be narrower than the dense
+        dims = allowed_dims(largest, self.site, form, scheme, taken, self.space.align, self.timing)
         built = list[CandidateSet]()
         children = [other for other in self.forms if other.parent_form_name == form.name]
         inside = {position: [*variants_of(children, self.site.weights[position])] for position in taken}

@@ -21,7 +21,7 @@ from gac.allocation.whole_model import in_fractions
 from gac.core.errors import BudgetError, GacError, ModelError, PlanError, ProfileError
 from gac.forms import DEFAULT_FORMS, FORMS, Form, form_named
 from gac.forms.curvature.registry import METHODS
-from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit, fuse_sites, without_misfits
+from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit, fuse_sites, targeted_sites, without_misfits
 from gac.forms.tensor_parallel import check_splits
 from gac.models.families import family_of
 from gac.models.sites import Site
@@ -94,8 +94,11 @@ def resolve(
         problem = f"tensor_parallel={run.tensor_parallel} for a {config.model_type}, {reason}"
         expected = "an architecture with a base_model_tp_plan in transformers that divides every layer"
         raise ModelError(problem, expected, "Plan for one GPU (tensor_parallel=1).")
-    targeted = family.sites(config)
-    recipe = in_fractions(recipe, targeted, others, routed=family.experts is not None)
+    targeted = targeted_sites(config, space.forms)
+    experts_stay = family.experts is not None and not any(
+        weight.experts for site in targeted for weight in site.weights
+    )
+    recipe = in_fractions(recipe, targeted, others, routed=experts_stay)
     space = replace(space, forms=without_misfits(targeted, space.forms))
     recipe = replace(recipe, space=space)
     check_forms_fit(targeted, space.forms, config.model_type)

@@ -17,7 +17,7 @@ logger = logging.getLogger("gac")
 
 def _dense(sites: Sequence[Site]) -> dict[str, int]:
     weights, plain = [weight for site in sites for weight in site.weights], scheme_named(DEFAULT_SCHEME)
-    counted = sum(plain.bytes(weight.out_features, weight.in_features) for weight in weights)
+    counted = sum(plain.bytes(weight.params // weight.in_features, weight.in_features) for weight in weights)
     return {PARAMS: sum(weight.params for weight in weights), BYTES: counted}
 
 

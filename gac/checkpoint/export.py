@@ -22,6 +22,7 @@ from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import merged
 from gac.core.errors import CheckpointError
 from gac.forms import form_named
+from gac.forms.planned_sites import targeted_sites
 from gac.models.families import family_of, text_config
 from gac.models.linears import as_linear
 from gac.models.plain import check_in_memory
@@ -101,6 +102,9 @@ def opened(model: PreTrainedModel | str | Path) -> tuple[Any, Plan]:
     loaded: Any = load(model) if isinstance(model, str | Path) else model
     plan = planned(loaded)
     check_in_memory(loaded)
+    if fewer := [choice for choice in plan.weights if choice.weight.top_k and choice.changed]:
+        expected, remedy = "as many experts as its config says in every layer", "Open the checkpoint as it is."
+        raise CheckpointError(fewer[0].description, expected, remedy)
     return loaded, plan
 
 
@@ -191,7 +195,8 @@ def _narrow_neurons(stock: Any, plan: Plan) -> None:
     widths = [choice.module.sizes["in_features"] for choice in plan.weights if choice.weight.neurons == "in"]
     if family.neurons and not family.experts:
         setattr(text_config(stock), family.neurons, widths[0])
-    dense = {weight.name: weight for site in family.sites(stock) for weight in site.weights}
+    sites = targeted_sites(stock, plan.recipe.space.forms)
+    dense = {weight.name: weight for site in sites for weight in site.weights}
     for choice in plan.weights:
         expected = form_named("dense").module(dense[choice.name], 0)
         if choice.module != expected:

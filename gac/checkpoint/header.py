@@ -14,6 +14,7 @@ from gac.compression.apply import planned_sites, rounded_inputs, shared_names, s
 from gac.core.errors import CheckpointError, GacError
 from gac.core.io import from_json
 from gac.forms import form_named
+from gac.forms.planned_sites import targeted_sites
 from gac.models.families import family_of
 from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.contract import SCHEMA
@@ -30,7 +31,7 @@ def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
     header = {
         "schema_version": SCHEMA,
         "modules": {choice.name: _module(choice) for choice in plan.weights if choice.changed},
-        "fused": shared_names(planned_sites(plan, family_of(config).sites(config))),
+        "fused": shared_names(planned_sites(plan, targeted_sites(config, plan.recipe.space.forms))),
         "skipped": skipped_blocks(config, plan.weights),
         "plan": digest_of(text),
         "decode_kernel": plan.recipe.deployment.decode_kernel,
@@ -88,7 +89,8 @@ def _members(header: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_weights(plan: Plan, config: Any, source: Any) -> None:
-    weights = {weight.name: weight for site in family_of(config).sites(config) for weight in site.weights}
+    sites = targeted_sites(config, plan.recipe.space.forms)
+    weights = {weight.name: weight for site in sites for weight in site.weights}
     for weight in (choice.weight for choice in plan.weights):
         if (ours := weights.get(weight.name)) != weight:
             raise contradiction(

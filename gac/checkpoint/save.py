@@ -19,6 +19,7 @@ from gac.models.linears import as_linear
 from gac.models.plain import dtypes_of
 from gac.models.threads import entry_point
 from gac.plan.plan import Plan
+from gac.runtime.modules import resized
 from gac.runtime.storage.embeddings import embeddings_of
 from gac.runtime.storage.modules import Stored, stored_names
 from gac.schemes import DEFAULT_SCHEME, scheme_named
@@ -90,7 +91,11 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
         module: Any = model.get_submodule(choice.name)
         result = _described(as_linear(module))
         biased = any(name.endswith("bias") for name in result)
-        if result != _described(empty_stored(choice, biased, "meta", model.dtype)):
+        if choice.weight.top_k:
+            due = resized(module, **choice.module.sizes) if choice.changed else module
+        else:
+            due = empty_stored(choice, biased, "meta", model.dtype)
+        if result != _described(due):
             scheme = "" if choice.scheme == DEFAULT_SCHEME else f" in {choice.scheme}"
             raise CheckpointError(
                 f"{choice.name} is {module}",

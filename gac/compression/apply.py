@@ -16,6 +16,7 @@ from gac.models.families import family_of
 from gac.models.sites import Site, Weight
 from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.finish import Description, QuantisedInputs, Skipped
+from gac.runtime.modules import resized
 from gac.runtime.storage.modules import store_in
 from gac.schemes import scheme_named
 from gac.schemes.base import storage_of
@@ -136,6 +137,8 @@ def build_modules(
 
 
 def _module(work: SiteBuild, weight: Weight, choice: WeightChoice) -> nn.Module | None:
+    if weight.top_k:
+        return _routed_module(work, weight, choice)
     linear = work.linear(weight)
     parameters = tensors_of(form_named(choice.form)).parameters(work, weight, choice.dim)
     if parameters is None:
@@ -146,3 +149,13 @@ def _module(work: SiteBuild, weight: Weight, choice: WeightChoice) -> nn.Module 
     module = empty_module(choice, bias=linear.bias is not None, device=dense.device, dtype=dense.dtype)
     module.load_state_dict(parameters)
     return module.train(linear.training).requires_grad_(dense.requires_grad)
+
+
+def _routed_module(work: SiteBuild, weight: Weight, choice: WeightChoice) -> nn.Module | None:
+    parameters = tensors_of(form_named(choice.form)).parameters(work, weight, choice.dim)
+    if parameters is None:
+        return None
+    dense = work.statistics.model.get_submodule(weight.name)
+    module: nn.Module = resized(dense, **choice.module.sizes)
+    module.load_state_dict(parameters)
+    return module.train(dense.training).requires_grad_(next(dense.parameters()).requires_grad)

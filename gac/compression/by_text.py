@@ -16,6 +16,7 @@ from torch import nn
 
 from gac.compression.apply import build_modules, changed_sites, planned_sites
 from gac.compression.rounding import store
+from gac.forms.planned_sites import targeted_sites
 from gac.measurement.calibration import CalibrationRun, decoder_layers, group_by_layer
 from gac.measurement.curves import fit_layers
 from gac.measurement.runs import TOKENS, ModelRuns, sampled, window_loss
@@ -132,7 +133,7 @@ def _texts(run: CalibrationRun, plan: Plan, check: Windows | None) -> list[_Text
 
 
 def _modules(run: CalibrationRun, plan: Plan) -> dict[str, nn.Module]:
-    sites = planned_sites(plan, family_of(run.model.config).sites(run.model.config))
+    sites = planned_sites(plan, targeted_sites(run.model.config, plan.recipe.space.forms))
     changed = changed_sites(plan, sites)
     layers = {site.layer for site in changed}
     fits = fit_layers(run, [site for site in sites if site.layer in layers], forms=plan.recipe.space.forms)

@@ -35,7 +35,7 @@ from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit
 from gac.forms.tensors import tensors_of
-from gac.measurement.calibration import CalibrationRun, decoder_layers, group_by_layer
+from gac.measurement.calibration import CalibrationRun, decoder_layers, group_by_layer, routed_by_layer
 from gac.measurement.curves import LayerFit, fit_layers
 from gac.measurement.sums import TINY, RunningSums, first_half
 from gac.models.linears import linear_at
@@ -134,8 +134,9 @@ def refit(
     if not modules and not ends:
         return {}
     layers = group_by_layer(sites)
-    changed = (layer for layer, weights in layers.items() if any(weight.name in modules for weight in weights))
+    changed = (site.layer for site in sites if any(weight.name in modules for weight in site.weights))
     lowest = 0 if ends else min(changed)
+    routed = routed_by_layer(sites)
     model = run.model
     ways = ways_of(model, [weight for of_layer in layers.values() for weight in of_layer])
     cut = first_half(len(run.windows)) - run.rows.start
@@ -146,7 +147,8 @@ def refit(
         both.start(lowest)
         begun = time.monotonic()
         for layer in progress_bar("refitting", "layer", steps=range(lowest, len(layers)), shown=run.progress):
-            work = _LayerWork(run, both, ways, layer, layers[layer], choices, fits[layer].artifacts, mode)
+            fewer = {each.name: modules[each.name] for each in routed.get(layer, ()) if each.name in modules}
+            work = _LayerWork(run, both, ways, layer, layers[layer], choices, fits[layer].artifacts, mode, fewer)
             fitted |= work.run(modules)
             if layer == lowest and run.progress:
                 many = len(layers) - lowest
@@ -156,7 +158,7 @@ def refit(
             fitted[name] = scaled_norm(model.get_submodule(name), scale)
     for name, module in fitted.items():
         dense = model.get_submodule(name)
-        module.train(dense.training).requires_grad_(dense.get_parameter("weight").requires_grad)
+        module.train(dense.training).requires_grad_(next(dense.parameters()).requires_grad)
     return fitted
 
 
@@ -179,6 +181,7 @@ class _LayerWork:
     choices: Mapping[str, WeightChoice]
     artifacts: LayerArtifacts
     mode: Refit
+    routed: Mapping[str, nn.Module]  # routers and experts of the compressed model, which are not fitted
 
     @property
     def model(self) -> nn.Module:
@@ -194,7 +197,7 @@ class _LayerWork:
             for name, fit in refits.items()
             if name in modules or fit
         }
-        with swapped(self.model, new):
+        with swapped(self.model, {**new, **self.routed}):
             for stage in stages:
                 fitted = [weight for weight in stage if refits[weight.name]]
                 sums = self._sums(stage, fitted, seen, dense) if fitted else {}

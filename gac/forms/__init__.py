@@ -20,6 +20,7 @@ FORMS: Registry[Form] = Registry(
         "latent": "gac.forms.latent:Latent",
         "heads": "gac.forms.heads:HeadGroups",
         "skip": "gac.forms.skip:Skip",
+        "experts": "gac.forms.experts:Experts",
     },
     lambda form: check_contract("form", form, (), Form),
     PlanError,
@@ -45,6 +46,6 @@ def check_choice(weight: Weight, form: str, dim: int) -> None:
     known = form_named(form)
     if not known.applies_to(weight):
         raise PlanError(f"weight {weight.name} has the form {form}", "a form that it can take", _EDITED)
-    if not known.min_dim <= dim <= known.full(weight):
-        expected = f"a dim from {known.min_dim} to {known.full(weight)}"
+    if not known.least(weight) <= dim <= known.full(weight):
+        expected = f"a dim from {known.least(weight)} to {known.full(weight)}"
         raise PlanError(f"weight {weight.name} has {form} dim {dim}", expected, _EDITED)

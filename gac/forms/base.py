@@ -60,6 +60,7 @@ class LossMeasure:
         in_every_calibration: any later plan can use the form; others are measured where they are asked for. Such forms
             are measured at once, so that none finds what another has measured of the layer.
         needs_forward_runs: the model is run with each dim, see ``Statistics.runs``.
+        uses_routed_tokens: it takes experts, and is measured on tokens that reach them (``Statistics.routed``).
         uses_attention_curvature: the metric is that of the attention over the KV cache, see ``Statistics.attended``.
         anchors: nats a token that all weights in the form would lose by the metric, at the dims where the model is run
             to correct it; used where the method is two-sided and some windows are held out
@@ -68,6 +69,7 @@ class LossMeasure:
 
     in_every_calibration: bool = False
     needs_forward_runs: bool = False
+    uses_routed_tokens: bool = False
     uses_attention_curvature: bool = False
     anchors: tuple[float, ...] = ()
 
@@ -209,7 +211,7 @@ class Form(ABC):
         return self.name.partition(":")[0]
 
     def applies_to(self, weight: Weight) -> bool:
-        return True
+        return not weight.top_k
 
     def variants(self, weight: Weight) -> "tuple[Form, ...]":
         """The forms that the weight may have where this form is asked for: itself, or several of its kind."""
@@ -218,6 +220,10 @@ class Form(ABC):
     def full(self, weight: Weight) -> int:
         """The dim at which nothing is lost; by default the largest rank."""
         return min(weight.out_features, weight.in_features)
+
+    def least(self, weight: Weight) -> int:
+        """The smallest dim of this weight."""
+        return self.min_dim
 
     @abstractmethod
     def params(self, weight: Weight, dim: int) -> int:
@@ -232,7 +238,7 @@ class Form(ABC):
         """The positions of the dim in the module's tensors, biases included whether the weight has one or not."""
 
     def sides(self, weight: Weight, dim: int) -> tuple[int, int]:
-        return weight.in_features, weight.out_features
+        return weight.in_features, weight.out_features * max(weight.experts, 1)
 
     def label(self, dim: int) -> str:
         """A weight at this dim in a few letters, for tables: ``r 192``."""
@@ -267,6 +273,9 @@ class Dense(Form):
     meaning = "dense, as it was"
     is_dense = True
     tensor_form = "gac.forms.tensors:DenseTensors"
+
+    def applies_to(self, weight: Weight) -> bool:
+        return True
 
     def params(self, weight: Weight, dim: int) -> int:
         return weight.params

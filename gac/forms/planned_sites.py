@@ -3,14 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 from gac.core.errors import PlanError
 from gac.forms import DEFAULT_FORMS, FORMS, LATENCY_FORMS, Form, Shorter, form_named
+from gac.models.families import family_of
 from gac.models.sites import Site
 
 Fusing = bool | Literal["auto"]
 """First GEMMs of one input are fused: everywhere, nowhere, or where that is chosen."""
+
+
+def targeted_sites(config: Any, forms: Sequence[str]) -> tuple[Site, ...]:
+    """The sites of the family of a config: with routed experts only where one of the forms takes experts."""
+    return family_of(config).sites(config, routed=any(form_named(name).loss.uses_routed_tokens for name in forms))
 
 
 def fuse_sites(sites: Sequence[Site], optional: bool = False) -> tuple[Site, ...]:

@@ -14,7 +14,7 @@ from gac.core.arrays import Floats
 from gac.forms.artifacts import LayerArtifacts
 from gac.forms.base import Form
 from gac.forms.curvature.methods import Method
-from gac.forms.curvature.metric import Metric, Moments
+from gac.forms.curvature.metric import Metric, Moments, RoutedTokens
 from gac.forms.refit import Refits, WeightRefit, refit_matrix
 from gac.models.linears import linear_at, read_weight
 from gac.models.sites import Weight
@@ -52,6 +52,7 @@ class Statistics:
             seen. For forms that need no statistics there is nothing else.
         attended: moments of k_proj's or v_proj's weight under attention over the cache; for forms that use them, where
             the method is two-sided.
+        routed: tokens of routed experts; for forms that use them.
     """
 
     model: nn.Module
@@ -61,6 +62,7 @@ class Statistics:
     runs: ModelRuns | None = None
     losses: Mapping[str, Floats] = field(default_factory=dict)
     attended: Callable[[Weight], Moments] | None = None
+    routed: Callable[[Weight], RoutedTokens] | None = None
 
     def matrix(self, weight: Weight) -> Tensor:
         """W, shape ``(out, in)``, in the model's dtype."""
@@ -85,6 +87,7 @@ class Fit:
         moments: weights whose moments building needs, see ``LayerArtifacts.moments``.
         inputs: weights of whose moments it needs those of the inputs, see ``LayerArtifacts.inputs``.
         form: the variant that was measured (``Form.variants``); None: the measuring form itself.
+        reached: of experts, the sampled tokens that reach each, shape ``(experts,)``.
     """
 
     weight: Weight
@@ -93,6 +96,7 @@ class Fit:
     moments: Sequence[Weight] = ()
     inputs: Sequence[Weight] = ()
     form: Form | None = None
+    reached: Floats | None = None
 
 
 @dataclass(frozen=True, eq=False)

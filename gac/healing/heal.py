@@ -18,6 +18,7 @@ from gac.healing.records import Result, TrainingBudget
 from gac.healing.run import CheckpointFile, DistillationRun, key_of, trainables_of
 from gac.healing.sharding import needs_sharding, offloaded
 from gac.healing.text import HealingText, healing_text
+from gac.healing.trainables import trained_weights
 from gac.healing.training_mode import training_mode
 from gac.healing.whole_model import train_whole_model
 from gac.measurement.own_text import sampled_windows
@@ -114,7 +115,7 @@ def distil(
 
 
 def trained_numbers(plan: Plan, dense: bool) -> int:
-    return sum(choice.params for choice in plan.weights if dense or choice.changed)
+    return sum(choice.params for choice in trained_weights(plan, dense))
 
 
 def run_in_place(run: DistillationRun) -> Result:

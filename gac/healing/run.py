@@ -23,7 +23,7 @@ from gac.healing.losses import mean_loss, windows_per_pass
 from gac.healing.records import LossPoint, Progress, TrainingBudget
 from gac.healing.sharding import fits, shard
 from gac.healing.text import HealingText
-from gac.healing.trainables import Snapshot, Trainables
+from gac.healing.trainables import Snapshot, Trainables, trained_weights
 from gac.measurement.store import CPU, read_tensors, write_tensors
 from gac.models.families import family_of, text_config
 from gac.models.loading import tensor_digest
@@ -87,7 +87,7 @@ def key_of(model: Any, dense_digest: str, text: Mapping[str, Tensor], budget: Tr
 
 
 def trainables_of(model: Any, plan: Plan, budget: TrainingBudget) -> Trainables:
-    return Trainables(model, plan.weights, {each.name for each in plan.weights if budget.dense or each.changed})
+    return Trainables(model, plan.weights, {each.name for each in trained_weights(plan, budget.dense)})
 
 
 @dataclass(eq=False)

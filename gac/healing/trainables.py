@@ -12,7 +12,7 @@ from gac.healing.sharding import gather_like, local_part, shard_like
 from gac.healing.straight_through import StraightThrough
 from gac.models.families import family_of
 from gac.models.modules import last_norm_of
-from gac.plan.plan import WeightChoice
+from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.fusion.shared_gemm import FusedMember
 from gac.runtime.storage.modules import StoredLinear, stored_modules
 from gac.schemes import scheme_named
@@ -20,6 +20,11 @@ from gac.schemes import scheme_named
 logger = logging.getLogger(__name__)
 
 Snapshot = dict[str, Tensor]  # values of parameters by name; of a sharded model, this process's shards
+
+
+def trained_weights(plan: Plan, dense: bool) -> list[WeightChoice]:
+    """The weights that change, or all of them; routers and routed experts stay as they are."""
+    return [choice for choice in plan.weights if (dense or choice.changed) and not choice.weight.top_k]
 
 
 class Trainables:

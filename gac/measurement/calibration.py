@@ -38,6 +38,7 @@ from gac.measurement.attended import AttendedSums, cached_weights, held_out
 from gac.measurement.layerwise import LayerwiseBackward, Tick
 from gac.measurement.mixture import mixed
 from gac.measurement.moments import LayerMoments
+from gac.measurement.routed import RoutedSums
 from gac.measurement.store import (
     CPU,
     StatisticsStore,
@@ -63,6 +64,8 @@ LAYER_BYTES = 2**29
 ATTENDED = "attended-2"
 """The name of files of moments with attended ones, and of what is measured by them; its number changes with their
 definition."""
+ROUTED = "routed-1"
+"""Likewise of those with the tokens of routed experts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +95,7 @@ class CalibrationRun:
         ranks: the processes that measure together, each with the whole model and text. They share the store.
         attended: whether keys and values are measured as attention reads them too, see ``LayerMoments.attended``.
         readers: the quantisers of inputs whose noise is measured.
+        routed: the routed experts whose tokens are kept, by layer, see ``LayerMoments.routed``.
         texts: of windows of several texts, each text. Moments are then kept by text, and ``store`` has all else.
     """
 
@@ -104,6 +108,7 @@ class CalibrationRun:
     ranks: Ranks = ALONE
     attended: bool = False
     readers: tuple[str, ...] = ()
+    routed: Mapping[int, Sequence[Weight]] = field(default_factory=dict)
     texts: tuple[TextOfMixture, ...] = ()
 
     @property
@@ -132,7 +137,8 @@ class CalibrationRun:
         return replace(self, windows=self.windows[list(text.windows)], store=text.store, texts=())
 
     def moments_path(self, layer: int) -> Path:
-        return self.store.path(ATTENDED if self.attended else "layer", layer)
+        kinds = [ATTENDED if self.attended else "layer", *([ROUTED] if layer in self.routed else [])]
+        return self.store.path("-".join(kinds), layer)
 
     def has_moments(self, layer: int, weights: Sequence[Weight]) -> bool:
         """True if the moments of a layer are kept on disk, with the noise of all ``readers``."""
@@ -158,8 +164,14 @@ Source = Callable[[CalibrationRun, Sequence[Site]], Iterator[tuple[int, LayerMom
 
 
 def group_by_layer(sites: Sequence[Site]) -> dict[int, list[Weight]]:
+    """The linear weights of each layer."""
     layers = groupby(sites, key=lambda site: site.layer)
-    return {layer: [weight for site in group for weight in site.weights] for layer, group in layers}
+    return {layer: [each for site in group for each in site.weights if not each.top_k] for layer, group in layers}
+
+
+def routed_by_layer(sites: Sequence[Site]) -> dict[int, Sequence[Weight]]:
+    """The routers and routed experts of each layer that has such sites."""
+    return {site.layer: site.weights for site in sites if site.weights[0].top_k}
 
 
 def kept_on_disk(sites: Sequence[Site], attended: bool = False) -> bool:
@@ -168,7 +180,7 @@ def kept_on_disk(sites: Sequence[Site], attended: bool = False) -> bool:
 
 def moment_bytes(sites: Sequence[Site], attended: bool = False) -> int:
     """Bytes of the float32 moments of these sites, on two halves of the text; ``attended`` adds those of attention."""
-    weights = [weight for site in sites for weight in site.weights]
+    weights = [weight for weights in group_by_layer(sites).values() for weight in weights]
     weights += cached_weights(weights) if attended else []
     return 8 * sum(weight.in_features**2 + weight.out_features**2 for weight in weights)
 
@@ -248,18 +260,20 @@ def _measure(
         for layer in range(last, lowest - 1, -1):
             sums = MomentSums(weights.get(layer, ()), run.method.power, windows, rows.start, run.readers)
             attended = AttendedSums(weights.get(layer, ()) if run.attended else (), windows, rows.start)
-            with listening(model, sums.hooks), attended.listening(model):
+            stacks = [weight for weight in run.routed.get(layer, ()) if weight.experts]
+            routed = RoutedSums(stacks, run.method.power, windows.shape, rows.start)
+            with listening(model, sums.hooks | routed.hooks), attended.listening(model):
                 backward.through(layer, bar.update)
             if layer in weights:
-                for part in (sums, attended):
+                for part in (sums, attended, routed):
                     part.bring_to(owners[layer], ranks)
                 moments = None
                 if ranks.owns(owners[layer]):
-                    moments = LayerMoments(sums.means() | attended.means() | {"loss": loss})
+                    moments = LayerMoments(sums.means() | attended.means() | routed.means() | {"loss": loss})
                     for name, tensor in moments.tensors.items():
                         problem = f"statistic {name} of layer {layer} is not finite"
                         check_measured(_telling(name, tensor), problem, "finite activations and gradients")
-                del sums, attended
+                del sums, attended, routed
                 yield layer, moments
                 del moments
                 settled = layer in ends

@@ -4,7 +4,7 @@ import logging
 import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -28,6 +28,7 @@ from gac.measurement.calibration import (
     CalibrationRun,
     decoder_layers,
     group_by_layer,
+    routed_by_layer,
     stream_moments,
 )
 from gac.measurement.joint_losses import Layers, with_joint_losses
@@ -51,7 +52,8 @@ class LayerFit:
 
     Attributes:
         losses: loss curves by ``<form>/<weight>``; what rounding a dense weight costs by ``<scheme>/<weight>``, one
-            number, and a form by ``<scheme>/<form>/<weight>``; the dense model's loss by ``loss``.
+            number, and a form by ``<scheme>/<form>/<weight>``; the dense model's loss by ``loss``; tokens of experts by
+            ``reached/<weight>``.
         artifacts: what compressing the layer needs.
     """
 
@@ -66,11 +68,15 @@ class LayerFit:
 
 @dataclass(frozen=True, eq=False)
 class ModelCurves:
-    """The loss curves of a model, and the dense model's mean loss on the calibration text, and on each of several."""
+    """The loss curves of a model, and the dense model's mean loss on the calibration text, and on each of several.
+
+    ``reached``: by layer, the sampled tokens that reach each of its routed experts, where these were measured.
+    """
 
     curves: LossCurves
     dense_loss: float
     dense_losses: tuple[float, ...] = ()
+    reached: Mapping[int, Floats] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +86,10 @@ class _Part:
     name: str
     forms: tuple[Form, ...] = ()
     scheme: Scheme | None = None
+
+    @property
+    def takes_experts(self) -> bool:
+        return any(form.loss.uses_routed_tokens for form in self.forms)
 
     @property
     def runs_suffice(self) -> bool:
@@ -105,7 +115,8 @@ def measure_curves(
     layers, parts = group_by_layer(sites), _parts((*run.method.forms, *forms), schemes, rounding)
     fits = fit_layers(run, sites, forms=forms, schemes=schemes, rounding=rounding)
     fit, measured = LayerFit.merged([*fits.values()]), [form for part in parts for form in part.forms]
-    weights = [weight for layer in fits for weight in layers[layer]]
+    routed = routed_by_layer(sites)
+    weights = [weight for layer in fits for weight in (*layers[layer], *routed.get(layer, ()))]
     named = [(form.name, weight.name) for weight in weights for form in variants_of(measured, weight)]
     losses = {(form, DEFAULT_SCHEME, name): fit.losses.get(f"{form}/{name}") for form, name in named}
     curves = LossCurves({key: LossCurve(loss) for key, loss in losses.items() if loss is not None})
@@ -117,7 +128,9 @@ def measure_curves(
     if any(form.loss.needs_forward_runs or form.loss.anchors for form in measured):
         curves = with_joint_losses(run, layers, measured, curves, fit.artifacts)
     losses_of_lowest = fits[min(fits)].losses
-    return ModelCurves(curves, float(losses_of_lowest["loss"]), tuple(losses_of_lowest["losses"].tolist()))
+    names = {layer: f"reached/{weights[-1].name}" for layer, weights in routed.items()}
+    reached = {layer: fits[layer].losses[name] for layer, name in names.items() if name in fits[layer].losses}
+    return ModelCurves(curves, float(losses_of_lowest["loss"]), tuple(losses_of_lowest["losses"].tolist()), reached)
 
 
 def fit_layers(
@@ -200,10 +213,11 @@ def _measure_by_moments(
     """Measure parts of layers from their moments; a layer is written while the next one is measured."""
     missing = {layer: [part for part, other in steps if other == layer] for _, layer in steps}
     lacking = [site for site in sites if site.layer in missing]
-    weights = group_by_layer(lacking)
+    weights, routed = group_by_layer(lacking), routed_by_layer(lacking)
     asked = [part for part, _ in steps]
     readers = {reader for part in asked if part.scheme is not None and (reader := part.scheme.input_quantiser)}
-    asking = replace(run, attended=_attends(run, asked), readers=tuple(sorted(readers)))
+    tokens_of = routed if any(part.takes_experts for part in asked) else {}
+    asking = replace(run, attended=_attends(run, asked), readers=tuple(sorted(readers)), routed=tokens_of)
     stream = (run.source or stream_moments)(asking, lacking)
     logged = not run.progress
     with background_writer() as write:
@@ -213,7 +227,7 @@ def _measure_by_moments(
             begun, group = time.monotonic(), weights[layer]
             stored = [part for part in parts if part not in missing[layer] and not part.runs_suffice]
             known = _read(run, stored, layer, group[0])
-            for part, fit in _fits_of(run, missing[layer], known, group, moments, runs_of):
+            for part, fit in _fits_of(run, missing[layer], known, group, moments, runs_of, routed.get(layer, ())):
                 write(_files(run, part, layer, fit))
             if not logged:
                 seconds = -(-len(missing) // run.ranks.count) * (time.monotonic() - begun)
@@ -235,6 +249,7 @@ def _fits_of(
     weights: Sequence[Weight],
     moments: LayerMoments,
     runs_of: _RunsByPart,
+    routed: Sequence[Weight] = (),
 ) -> Iterator[tuple[_Part, LayerFit]]:
     """Measure parts of one layer: the forms part by part, the inputs, then all schemes at once.
 
@@ -253,6 +268,7 @@ def _fits_of(
     loss = {"loss": np.array(moments.loss), "losses": moments.losses.cpu().numpy()}
     for part in (part for part in parts if part.scheme is None):
         statistics = Statistics(run.model, pooled, run.method, known.artifacts, runs_of(part), known.losses, attended)
+        statistics = replace(statistics, routed=moments.routed)
         if part is _INPUTS:
             tensors: dict[str, Tensor] = {}
             for weight in (weight for weight in weights if f"inputs/{weight.name}" not in known.artifacts.tensors):
@@ -261,7 +277,7 @@ def _fits_of(
             tensors = {f"tokens/{weight.name}": moments.tokens(weight) for weight in weights}
             for weight in (weight for weight in weights if weight.to_residual or weight.scores):
                 tensors[f"gradients/{weight.name}"] = packed(pooled(weight).gradients)
-        fit = fit_layer(statistics, weights, part, tensors)
+        fit = fit_layer(statistics, [*weights, *routed] if part.takes_experts else weights, part, tensors)
         fit = LayerFit({**loss, **fit.losses}, fit.artifacts)
         known = LayerFit.merged([known, fit])
         yield part, fit
@@ -329,12 +345,13 @@ def fit_layer(
     losses: dict[str, Floats] = {}
     artifacts = dict(tensors)
     statistics = replace(statistics, artifacts=_chained(LayerArtifacts(artifacts), statistics.artifacts))
-    matrices = [statistics.model.get_parameter(f"{weight.name}.weight") for weight in weights]
+    matrices = [statistics.model.get_parameter(f"{weight.name}.weight") for weight in weights if not weight.top_k]
     each = at_once(lambda form: [*tensors_of(form).measure(statistics, weights)], part.forms, matrices)
     for form, fits in zip(part.forms, each, strict=True):
         for fit in fits:
             name = (fit.form or form).name
             losses[f"{name}/{fit.weight.name}"] = fit.loss
+            losses |= {} if fit.reached is None else {f"reached/{fit.weight.name}": fit.reached}
             artifacts |= {f"{name}.{key}/{fit.weight.name}": tensor for key, tensor in fit.tensors.items()}
             for weight in (*fit.moments, *fit.inputs):
                 names = ("inputs", "gradients") if weight in fit.moments else ("inputs",)

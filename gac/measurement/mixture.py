@@ -10,6 +10,7 @@ from collections.abc import MutableMapping, Sequence
 import torch
 from torch import Tensor
 
+from gac.measurement.routed import mixed_tokens
 from gac.measurement.sums import TINY
 
 _Tensors = MutableMapping[str, Tensor]
@@ -28,6 +29,7 @@ def mixed(texts: Sequence[_Tensors], windows: Sequence[Sequence[int]], weights: 
     full = [float(text["windows"].sum()) for text in texts]
     shares = torch.tensor([weight * count for weight, count in zip(weights, full, strict=True)]).double()
     mixture = {"losses": losses, "loss": (losses @ shares) / shares.sum()}
+    mixture |= mixed_tokens(texts, shares / shares.sum())
     by_window = {"": _weighted(texts, "windows", weights)}
     if "attended-windows" in texts[0]:
         by_window["attended-"] = _weighted(texts, "attended-windows", weights)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gac.core.linalg import at_once, packed, unpacked
-from gac.forms.curvature.metric import Halves, Moments
+from gac.forms.curvature.metric import Halves, Moments, RoutedTokens
+from gac.measurement.routed import NAMES, name_of
 from gac.measurement.store import read_tensors, write_tensors
 from gac.measurement.sums import TINY, noise_name
 from gac.models.sites import Weight
@@ -76,6 +77,11 @@ class LayerMoments:
             pooled(self._halves(f"attended-{what}", weight, share)) for what in ("inputs", "gradients")
         )
         return replace(self.of(weight), inputs=inputs, gradients=gradients)
+
+    def routed(self, stack: Weight) -> RoutedTokens:
+        """The tokens of routed experts, where the run was asked for them."""
+        inputs, counts, gradients, _ = (self.tensors[name_of(what, stack.name)] for what in NAMES)
+        return RoutedTokens(inputs, counts, gradients)
 
     def _sides(self, weight: Weight) -> tuple[Halves, Halves]:
         counts, windows = (_share(self.tensors[name]) for name in (f"counts/{weight.name}", "windows"))

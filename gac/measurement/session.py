@@ -10,6 +10,7 @@ from functools import partial
 from math import comb, inf
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
@@ -30,6 +31,7 @@ from gac.measurement.calibration import (
     TextOfMixture,
     kept_on_disk,
     moment_bytes,
+    routed_by_layer,
     stream_second,
 )
 from gac.measurement.curves import ModelCurves, measure_curves
@@ -55,7 +57,7 @@ from gac.models.plain import check_frequencies, check_in_memory, check_one_dtype
 from gac.models.processors import load_processor
 from gac.models.rotation import rotated, rotates_freely
 from gac.models.sites import Site
-from gac.plan.evidence import Calibration, CalibrationPart, Measured
+from gac.plan.evidence import Calibration, CalibrationPart, ExpertTokens, Measured
 from gac.plan.plan import Plan
 from gac.plan.recipe import DEFAULT_TEXT, DEFAULT_TEXT_ON_A_CPU, Recipe, ResolvedRecipe
 from gac.plan.summary import ON_GRID
@@ -179,13 +181,22 @@ def measuring(
             rotation=rotation,
             head=head,
             on_grid=on_grid,
-            experts=resolved.family.routed_params(loaded.model.config),
+            experts=None if routed_by_layer(sites) else resolved.family.routed_params(loaded.model.config),
+            expert_tokens=_expert_tokens(measured, sites),
         )
         curves = expected_curves(measured.curves, recipe, resolved.method, resolved.family)
         return Measurement(recipe, curves, evidence, by_weight, run, check)
 
     with opened as (run_of, rotation):
         yield measured_with
+
+
+def _expert_tokens(measured: ModelCurves, sites: Sequence[Site]) -> tuple[ExpertTokens, ...]:
+    top_k = {layer: weights[0].top_k for layer, weights in routed_by_layer(sites).items()}
+    return tuple(
+        ExpertTokens(layer, int(reached.sum()) // top_k[layer], int(reached.min()), int(np.median(reached)))
+        for layer, reached in sorted(measured.reached.items())
+    )
 
 
 def _balanced(recipe: Recipe, texts: Texts) -> Sequence[float]:
@@ -334,10 +345,11 @@ def load_dense_model(
     check_one_dtype(loaded.model)
     check_frequencies(loaded.model)
     if targeted:
-        if tuple(family_of(loaded.model.config).sites(loaded.model.config)) != tuple(targeted):
+        sites = family_of(loaded.model.config).sites(loaded.model.config, routed=bool(routed_by_layer(targeted)))
+        if sites != tuple(targeted):
             expected = "the sizes that its config had before the weights were read"
             raise ModelError("a model with another config", expected, "Allocate again.")
-        check_plain(loaded.model, [weight.name for site in targeted for weight in site.weights])
+        check_plain(loaded.model, [weight.name for site in targeted for weight in site.weights if not weight.top_k])
     return loaded
 
 
@@ -370,7 +382,7 @@ def check_same_everywhere(ranks: Ranks, loaded: Loaded, digest: str, windows: Wi
 
 def targeted_digest(loaded: Loaded, sites: Sequence[Site]) -> str:
     """SHA-256 of the weights of the sites, which have to be of the sizes that the config gives them."""
-    weights = [weight for site in sites for weight in site.weights]
+    weights = [weight for site in sites for weight in site.weights if not weight.top_k]
     check_sizes(loaded.model, weights)
     return model_digest(loaded.model, [weight.name for weight in weights])
 

@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from gac.core.errors import ModelError
+from gac.forms.planned_sites import targeted_sites
 from gac.measurement.embeddings import embedding_shapes
-from gac.models.families import family_of
 from gac.models.loading import load_config
 from gac.models.packaged import PACKAGED
 from gac.models.rotation import untied_by_rotation
@@ -33,7 +33,7 @@ def untargeted(model: PreTrainedModel | str | Path, space: Space) -> dict[str, i
         ModelError: there is no such model, or its architecture is not supported.
     """
     dense = _without_weights(model)
-    sites = family_of(dense.config).sites(dense.config)
+    sites = targeted_sites(dense.config, space.forms)
     targeted = sum(weight.params for site in sites for weight in site.weights)
     params = sum(values.numel() for values in dense.parameters()) - targeted
     untied = untied_by_rotation(dense) if space.rotate else 0

@@ -3,16 +3,23 @@
 The routed experts and the router stay as they are. The shared expert is an MLP that every token passes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from gac.core.errors import ModelError
-from gac.models.sites import LARGEST_SIZE
+from gac.models.sites import LARGEST_SIZE, Weight
 
 STEPS = ("decoder_sparse_step", "moe_layer_interval")
 ROUTED = "moe"  # the kind of layers that are a mixture of experts alone
+
+REMOVABLE = (
+    *("flex_olmo", "gpt_oss", "mellum", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next"),
+    *("qwen3_omni_moe_text", "qwen3_vl_moe_text"),
+)
+"""Architectures of which some experts of a layer can go, with their rows of the router (``gac.forms.experts``): it is
+one matrix, and returns logits, and weights and numbers of the experts of each token. No expert differs from others."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,12 @@ class Experts:
         biases = (self.matrices - 1) * width + hidden if self.biased else 0
         of_expert = self.matrices * width * hidden + biases
         return RoutedParams(count * of_expert, active * of_expert)
+
+    def weights(self, config: Any) -> Iterator[Weight]:
+        """The router and the routed experts."""
+        count, active, width = (getattr(config, key) for key in (self.count, self.active, self.width))
+        yield Weight(self.router, count, config.hidden_size, top_k=active)
+        yield Weight(self.stack, self.matrices * width, config.hidden_size, top_k=active, experts=count)
 
     def check(self, config: Any) -> None:
         """Refuse sizes that no model can have, by a ModelError."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from gac.core.errors import ModelError, PlanError
 from gac.models.attentions import heads_of, of_layer
-from gac.models.experts import ROUTED, Experts, RoutedParams
+from gac.models.experts import REMOVABLE, ROUTED, Experts, RoutedParams
 from gac.models.mixers import LatentAttention, Mixer, Width
 from gac.models.sites import LARGEST_SIZE, Side, Site, Weight, check_weight
 from gac.runtime.contract import COMPRESSED
@@ -91,8 +91,11 @@ class Family:
     towers: tuple[str, ...] = ()  # model types of configs that only multimodal models have, in ``text_config``
     inside: str = ""  # the name of the decoder within a multimodal model; empty where the model is the decoder alone
 
-    def sites(self, config: Any) -> tuple[Site, ...]:
-        """Every site in model order, from a transformers config; a ModelError if no model can have these sizes."""
+    def sites(self, config: Any, routed: bool = False) -> tuple[Site, ...]:
+        """Every site in model order, from a transformers config; a ModelError if no model can have these sizes.
+
+        ``routed``: with those of routed experts and their routers, where experts can go.
+        """
         config = text_config(config)
         self._check(config)
         sites: list[Site] = []
@@ -115,6 +118,10 @@ class Family:
                 )
                 weights = tuple(_with_prefix(prefix, each, from_norms) for each in self._blocked(mlp, skippable))
                 sites.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
+            routes = self._routes(config, layer) if routed and model_type_of(config) in REMOVABLE else None
+            if routes is not None:
+                weights = tuple(_with_prefix(prefix, each, ()) for each in routes.weights(config))
+                sites.append(Site(weights[-1].name, layer, "experts", weights))
         return tuple(sites)
 
     def routed_params(self, config: Any) -> RoutedParams | None:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -170,13 +171,16 @@ def load_config(model: PreTrainedModel | str | Path) -> Any:
     return config
 
 
+_ALIGNING = Lock()  # threads that read two parameters of one module would take them away from each other
+
+
 def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
     """The values of a parameter, read back where ``device_map`` has offloaded it; a ModelError if it has none."""
     values = model.get_parameter(name).detach()
     if values.is_meta and importlib.util.find_spec("accelerate") is not None:
         from accelerate.utils import align_module_device
 
-        with align_module_device(model.get_submodule(name.rpartition(".")[0])):
+        with _ALIGNING, align_module_device(model.get_submodule(name.rpartition(".")[0])):
             values = model.get_parameter(name).detach()
     if values.is_meta:
         raise ModelError(f"{name} is on the meta device", "weights that have values", "Load the model's weights.")

@@ -48,11 +48,14 @@ class Weight:
     groups: int = 0
     query_heads: int = 0  # query heads that attend to its cached output (k_proj, v_proj)
     input_from_norm: bool = False  # its input is the output of a norm that can quantise it: ``Family.norm_outputs``
+    # Experts that take each token, of a router and of its experts: no ``nn.Linear``, so that few forms know them.
+    top_k: int = 0
+    experts: int = 0  # matrices of these sizes under its name: gate, up and down (transposed) of each routed expert
 
     @property
     def params(self) -> int:
         """Parameters of the dense weight (biases are not counted)."""
-        return self.out_features * self.in_features
+        return self.out_features * self.in_features * max(self.experts, 1)
 
     @property
     def scores(self) -> bool:
@@ -93,6 +96,7 @@ def check_weight(weight: Weight) -> None:
         or not (weight.blocks >= 1 and 0 <= weight.heads <= _MOST_HEADS and 0 <= weight.queries <= weight.out_features)
         or (weight.cached and weight.heads > weight.out_features)
         or any(side and (count < 1 or sides[side] % count) for side, count in divided)
+        or not 0 <= weight.top_k <= (weight.experts or weight.out_features) <= max(weight.out_features, _MOST_HEADS)
     ):
         raise PlanError(
             f"weight {weight.name} is {weight.out_features} x {weight.in_features} with {weight.blocks} blocks, "

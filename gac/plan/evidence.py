@@ -169,6 +169,16 @@ class Healed:
 
 
 @dataclass(frozen=True)
+class ExpertTokens:
+    """The calibration tokens that reach an expert of a layer, of those in the sample on which experts are measured."""
+
+    layer: int
+    sampled: int
+    least: int
+    median: int
+
+
+@dataclass(frozen=True)
 class Measured:
     """The measurements behind a plan or a frontier.
 
@@ -182,7 +192,8 @@ class Measured:
             compared with measurements.
         rotation: of the weights, before anything was measured; None without.
         head: quantised embedding and head; None where they stay as they were loaded.
-        experts: parameters of the routed experts, which stay as they are; None without.
+        experts: parameters of the routed experts, where they stay as they are; None without.
+        expert_tokens: of each layer of which some experts may go.
         on_grid: rounding was priced on weights that were in few bits before, and lie on that grid still.
     """
 
@@ -198,6 +209,7 @@ class Measured:
     head: RoundedHead | None = None
     on_grid: bool = False
     experts: RoutedParams | None = None
+    expert_tokens: tuple[ExpertTokens, ...] = ()
 
     @property
     def untied(self) -> int:

@@ -397,7 +397,8 @@ class ResolvedRecipe:
 
     @property
     def weight_names(self) -> list[str]:
-        return [weight.name for site in self.targeted for weight in site.weights]
+        """Those of the linear weights."""
+        return [weight.name for site in self.targeted for weight in site.weights if not weight.top_k]
 
 
 def check_fraction(name: str, value: object) -> None:

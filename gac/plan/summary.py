@@ -90,6 +90,11 @@ def _memory(plan: PlanRecord) -> str:
 
 
 def _experts(measured: Measured) -> str:
+    if layers := measured.expert_tokens:
+        least = min(layers, key=lambda layer: layer.least)
+        median = min(layer.median for layer in layers)
+        reached = f"of {least.sampled:,} tokens {least.least:,} or more reach each expert (layer {least.layer})"
+        return f"{reached},\nand half of the experts of a layer {median:,} or more; latencies leave them out"
     if (experts := measured.experts) is None:
         return ""
     share = f"{100 * experts.params / measured.params:.0f} % of the model"
@@ -281,8 +286,9 @@ def profile_command(model: str, recipe: Recipe | None, *workloads: str) -> str:
     options: dict[str, Any] = {"model": model, "workloads": workloads}
     space, run = (Space(), Deployment()) if recipe is None else (recipe.space, recipe.deployment)
     options["schemes"] = tuple(name for name in space.schemes if scheme_named(name).lossy)
-    if {*space.forms} - {*DEFAULT_FORMS}:
-        options["forms"] = space.forms
+    timed = tuple(name for name in space.forms if not form_named(name).loss.uses_routed_tokens)
+    if {*timed} - {*DEFAULT_FORMS}:
+        options["forms"] = timed
     if run.engine == VLLM.name:
         options["engine"] = VLLM.name
     if run.tensor_parallel > 1:

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from gac.runtime.contract import SCHEMA
 from gac.runtime.finish import Description, QuantisedInputs, Skipped
 from gac.runtime.fusion.shared_gemm import can_share
-from gac.runtime.modules import KINDS
+from gac.runtime.modules import KINDS, resized
 from gac.runtime.plain.modeling_gac import Absent
 from gac.runtime.storage.base import Storage
 from gac.runtime.storage.embeddings import replace_embeddings
@@ -84,8 +84,11 @@ def replace_weights(model: Any, config: Any) -> None:
     for name, described in header.modules.items():
         name = name_in(model, name)
         dense: Any = modules.get(name)
-        if not isinstance(dense, nn.Linear | Conv1D):
-            raise _wrong(f"modules names {name!r}", "a linear weight of this model")
+        routes = described.module == "Experts"
+        if not (hasattr(dense, "num_experts") if routes else isinstance(dense, nn.Linear | Conv1D)):
+            raise _wrong(
+                f"modules names {name!r}", f"{'routed experts' if routes else 'a linear weight'} of this model"
+            )
         holder, _, attribute = name.rpartition(".")
         setattr(modules[holder], attribute, _module(name, dense, described))
         # Some architectures (GPT-2) initialise a weight through the module that holds it, which no longer finds it.
@@ -139,13 +142,20 @@ def _module(name: str, dense: Any, described: Module) -> nn.Module:
         raise _wrong(f"{name}.module is {described.module!r}", f"one of {', '.join(KINDS)}")
     kind, names = KINDS[described.module]
     _check_members(f"{name}.sizes", described.sizes, names)
-    largest = max(dense.weight.shape)
+    routes = kind is resized
+    largest = dense.num_experts if routes else max(dense.weight.shape)
     for size, value in described.sizes.items():
         if not 1 <= value <= largest:
             raise _wrong(f"{name}.sizes.{size} is {value!r}", f"an integer from 1 to {largest}")
-    storage, weight = storage_of(name, described), dense.weight
-    module: nn.Module = kind(**described.sizes, bias=dense.bias is not None, device=weight.device, dtype=weight.dtype)
-    if not weight.is_meta:  # a random model: weights that are read from files are on the meta device until then
+    if routes:
+        module: nn.Module = kind(dense, **described.sizes)
+    else:
+        where = {"device": dense.weight.device, "dtype": dense.weight.dtype}
+        module = kind(**described.sizes, bias=dense.bias is not None, **where)
+    storage = storage_of(name, described)
+    if not next(
+        dense.parameters()
+    ).is_meta:  # a random model: weights that are read from files are on the meta device until then
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.02)
     return module if storage is None else store_in(storage, module)

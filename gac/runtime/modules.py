@@ -1,6 +1,7 @@
 """The modules that run: what each form of a weight is built as."""
 
 from collections.abc import Callable
+from copy import copy
 from inspect import signature
 from typing import Any
 
@@ -125,6 +126,13 @@ def _sizes_of(make: Callable[..., nn.Module]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in ("bias", "storage"))
 
 
+def resized(dense: Any, **sizes: int) -> Any:
+    """Return a router, or routed experts, like these with fewer experts; parameters are allocated, not initialised."""
+    module = copy(dense)
+    modeling_gac.resize(module, **sizes)
+    return module
+
+
 KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     name: (make, _sizes_of(make)) for name, make in modeling_gac.MODULES.items()
 } | {
@@ -133,5 +141,6 @@ KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "LatentLinear": (LatentLinear, ("in_features", "groups", "rank", "out_features")),
     "RoundedLatentLinear": (LatentLinear, ("in_features", "groups", "rank", "out_features", "bits")),
     "ValueLinear": (ValueLinear, ("in_features", "heads", "length")),
+    "Experts": (resized, ("experts",)),
 }
 """The modules that a weight can be, by the name that ``config.json`` gives them, and the sizes that make one."""

@@ -77,6 +77,24 @@ class Halves:
 
 
 @dataclass(frozen=True, eq=False)
+class RoutedTokens:
+    """A sample of the tokens that a router and its experts read.
+
+    Attributes:
+        inputs: shape ``(tokens, hidden)``, in the model's dtype.
+        counts: the weight of each token, 1 on average over the text, shape ``(tokens,)``, float32.
+        gradients: second moment of the gradients at what the experts write, shape ``(hidden, hidden)``, float32.
+    """
+
+    inputs: Tensor
+    counts: Tensor
+    gradients: Tensor
+
+    def to(self, device: torch.device) -> "RoutedTokens":
+        return RoutedTokens(self.inputs.to(device), self.counts.to(device), self.gradients.to(device))
+
+
+@dataclass(frozen=True, eq=False)
 class Moments:
     """Second moments of one weight's inputs and output gradients, float32.
 

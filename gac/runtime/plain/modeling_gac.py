@@ -1,8 +1,7 @@
 """A model that GAC compressed, in plain PyTorch, for ``trust_remote_code=True``. Licence: Apache-2.0.
 
-The key ``gac`` of ``config.json`` names the module of every compressed weight, its sizes and its storage. This file
-builds transformers' architecture with these modules. It imports torch and transformers, and reads no other file than
-the plan and the card, which it writes again. It is not fast: GAC's classes, after ``import gac``, run kernels.
+The key ``gac`` of ``config.json`` names the module of every compressed weight. This file builds transformers' models
+with them, from torch and transformers alone. It is not fast: GAC's classes, after ``import gac``, run kernels.
 """
 
 import sys
@@ -82,6 +81,7 @@ class Integers8:
 
     number, scale, largest, divisor = torch.int8, torch.float16, 127, 128  # divided, no sum leaves float16's range
     block: ClassVar[int | None] = None  # rows and columns of a weight with one scale; None: those of a row
+    nearest: ClassVar[Any] = staticmethod(Tensor.round_)
 
     def tensors(self, rows: int, columns: int) -> Layout:
         scales = (-(-rows // self.block), -(-columns // self.block)) if self.block else (rows, min(columns, 1))
@@ -101,9 +101,6 @@ class Integers8:
         wide = x.float()
         scale = (wide.abs().amax(-1, keepdim=True) / self.largest).clamp_min(2.0**-126)
         return self.nearest(wide / scale).div_(self.divisor).to(x.dtype), scale * self.divisor
-
-    def nearest(self, x: Tensor) -> Tensor:
-        return x.round_()
 
 
 class Floats8(Integers8):
@@ -217,8 +214,7 @@ class BlockLinear(Matrix):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.bits is not None:
-            numbers, scale = quantise_latents(x, self.shape[0], self.bits)
-            x = (numbers * scale).flatten(-2).to(x.dtype)
+            x = torch.mul(*quantise_latents(x, self.shape[0], self.bits)).flatten(-2).to(x.dtype)
         return multiply_blocks(x, self.values(x.dtype).view(self.shape), self.bias)
 
 
@@ -244,8 +240,7 @@ class Heads:
         self.features, self.length = features, length
 
     def view(self, *shape: Any) -> Tensor:
-        leading = shape[0] if len(shape) == 1 else shape  # the head_dim that the caller gives is ignored
-        return self.features.view(*leading[:-1], self.length)
+        return self.features.view(*(shape[0] if len(shape) == 1 else shape)[:-1], self.length)  # not the head_dim given
 
 
 class ValueLinear(Matrix):
@@ -292,6 +287,12 @@ class SkippedBlock(nn.Module):
     def forward(self, *args: Any, **named: Any) -> Any:
         y = self.get_submodule(self.output)(args[0] if args else named["hidden_states"])
         return (y, None) if self.attention else y  # attentions return their weights too
+
+
+def resize(dense: Any, experts: int) -> None:
+    """Give a router, or routed experts, room for fewer of them. Their values are read from files."""
+    rows = {name: nn.Parameter(old.new_empty(experts, *old.shape[1:])) for name, old in dense._parameters.items()}
+    vars(dense).update(num_experts=experts, _parameters=rows)
 
 
 class StoredEmbedding(Matrix):
@@ -356,15 +357,13 @@ class CompressedConfig:
         if isinstance(layout, dict) and layout.get("quant_method") == "compressed-tensors":
             values["compression_config"] = values.pop("quantization_config")
         if (manager := sys.modules.get("transformers.cli.serving.model_manager")) is not None:
-            names = values.get("architectures")
-            for name in names if isinstance(names, list) else ():  # `transformers serve` looks for them in transformers
-                if str(name).startswith("Gac"):
-                    setattr(manager.transformers, name, getattr(sys.modules[cls.__module__], name))
+            names = values.get("architectures")  # `transformers serve` looks for them in transformers
+            for name in (each for each in (names if isinstance(names, list) else ()) if str(each).startswith("Gac")):
+                setattr(manager.transformers, name, getattr(sys.modules[cls.__module__], name))
         return super().from_dict(values, **options)
 
     def to_dict(self) -> dict[str, Any]:
-        fields = super().to_dict().items()
-        return {name.replace("compression_config", "quantization_config"): value for name, value in fields}
+        return {key.replace("compression_config", "quantization_config"): of for key, of in super().to_dict().items()}
 
 
 class CompressedModel:
@@ -373,21 +372,22 @@ class CompressedModel:
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         if config._attn_implementation == "vllm":
-            remedy = "for vLLM run: pip install gpu-aligned-compression"
-            raise ValueError(f"attention of vLLM; expected one in transformers, which runs this model; {remedy}.")
+            raise ValueError("attention of vLLM; expected one in transformers. Or pip install gpu-aligned-compression.")
         super().__init__(config, *args, **options)
         if getattr(config, "gac", None) is not None:
             self._replace_modules(config.gac)
 
     def _replace_modules(self, header: dict[str, Any]) -> None:
-        """Replace modules by those that the key ``gac`` describes."""
         if header.get("schema_version") != SCHEMA:
             raise ValueError(f"config.json, key gac: schema_version {header.get('schema_version')}; expected {SCHEMA}.")
         prefix = f"{self.base_model_prefix}." if self.base_model is self else ""  # of names in a causal LM
         for name, described in header["modules"].items():
-            path, make = name.removeprefix(prefix), MODULES[described["module"]]
-            dense = self.get_submodule(path)
+            path, dense = name.removeprefix(prefix), self.get_submodule(name.removeprefix(prefix))
+            if described["module"] == "Experts":
+                resize(dense, **described["sizes"])
+                continue
             how = {"bias": dense.bias is not None, "device": dense.weight.device, "dtype": dense.weight.dtype}
+            make = MODULES[described["module"]]
             self.set_submodule(path, make(**described["sizes"], storage=storage_of(described), **how))
             self.get_submodule(path.rpartition(".")[0])._is_hf_initialized = True  # GPT-2 initialises weights by name
         if (described := header.get("head")) is not None:

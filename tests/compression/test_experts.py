@@ -1,0 +1,196 @@
+"""Models with fewer experts in some layers: compressed, saved, loaded in three ways, or refused."""
+
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gac
+from gac.core.errors import BudgetError, CheckpointError, GacError, PlanError
+from gac.forms.experts import compensation
+from gac.models.experts import REMOVABLE
+from gac.models.streaming import streamed
+from gac.runtime.architectures import factory_of
+from tests.compression.applying import IDS, logits
+from tests.models.small import MIXTURES, small_config, small_model
+from tests.models.test_wrappers import CODE
+from tests.refused import assert_refused
+from tests.small_pipeline import Small, has_state, state_of
+
+FEW = ("mixtral", "qwen2_moe", "gpt_oss")
+"""The plain layout; with a shared expert, and weights that are not normalised; with biases and transposed experts."""
+removable = pytest.mark.parametrize(
+    "model_type",
+    [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in MIXTURES if name in REMOVABLE and name not in FEW)],
+)
+
+
+def model_of(model_type: str) -> Any:
+    return small_model(small_config(model_type, num_hidden_layers=3))
+
+
+def mixing(model_type: str) -> Any:
+    """A mixture whose experts differ more."""
+    model = model_of(model_type)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if ".mlp." in name:
+                values.normal_(std=0.15)
+    return model
+
+
+def counts_of(plan: gac.Plan) -> dict[str, int]:
+    return {choice.name: choice.dim for choice in plan.weights if choice.form == "experts"}
+
+
+def experts_alone(small: Small, model: Any, budget: float = 0.6, **changed: Any) -> gac.Plan:
+    return small.allocate(budget, model=model, forms=["experts"], **{"latency": "any", **changed})
+
+
+@removable
+def test_from_a_plan_to_a_checkpoint_and_back(model_type: str, small: Small, tmp_path: Path) -> None:
+    dense = model_of(model_type)
+    before = state_of(dense)
+    plan = small.allocate(0.6, model=dense, forms=("low_rank", "experts"), schemes=("bf16", "w8a16"))
+    assert min(counts_of(plan).values()) < 8
+    assert plan.measured.experts is None
+    model: Any = small.compress(plan, model=dense)
+    gac.save(model, tmp_path / "saved")
+    verified = gac.verify(tmp_path / "saved")
+    assert verified.tensors == len(model.state_dict())
+    loaded: Any = gac.load(tmp_path / "saved", verify=True)
+    assert has_state(loaded, state_of(model))
+    torch.testing.assert_close(logits(loaded), logits(model))
+    options: dict[str, Any] = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 6, "do_sample": False}
+    assert torch.equal(loaded.generate(IDS, **options), loaded.generate(IDS, use_cache=False, **options))
+
+    for name, count in counts_of(plan).items():
+        for key, values in loaded.get_submodule(name).state_dict().items():
+            rows = before[f"{name}.{key}"]
+            assert len(values) == count <= len(rows)
+            if key == "down_proj" and count < 8:
+                continue
+            assert all(any(torch.equal(one, other) for other in rows) for one in values)
+
+    code = [sys.executable, "-c", CODE, str(tmp_path / "saved"), factory_of(type(dense.config)).__name__]
+    subprocess.run(code, check=True, cwd=tmp_path)
+    torch.testing.assert_close(torch.load(tmp_path / "saved/logits.pt"), logits(model))
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_a_layer_with_fewer_experts_is_the_dense_one_without_the_others(
+    model_type: str, small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compensation, "DAMPING", ())
+    dense = model_of(model_type)
+    plan = experts_alone(small, dense, refit="none")
+    model: Any = small.compress(plan, model=model_of(model_type))
+    for name in (name for name in counts_of(plan) if name.endswith("gate")):
+        router, fewer = dense.get_submodule(name), model.get_submodule(name)
+        kept = [
+            next(row for row, values in enumerate(router.weight) if torch.equal(values, each)) for each in fewer.weight
+        ]
+        x = torch.randn(50, 64)
+        scores = torch.full((50, 8), -torch.inf).index_copy(1, torch.tensor(kept), router(x)[0][:, kept])
+        block = name.removesuffix(".gate")
+        gone = [expert for expert in range(8) if expert not in kept]
+        with torch.no_grad():  # with scores so low that the softmax gives them nothing
+            chances, numbers = scores.softmax(-1).topk(2)
+            if model_type == "mixtral" or model.config.norm_topk_prob:
+                chances = chances / chances.sum(-1, keepdim=True)
+            expected = dense.get_submodule(f"{block}.experts")(x, numbers, chances)
+            torch.testing.assert_close(model.get_submodule(block)(x[None])[0], expected)
+        assert not set(gone) & set(numbers.flatten().tolist())
+
+
+def test_the_predicted_loss_is_that_of_the_model(small: Small) -> None:
+    dense = mixing("mixtral")
+    plan = experts_alone(small, dense, 0.75, refit="none")
+    ids = torch.randint(0, 250, (8, 64))
+    was = logits(dense, ids).log_softmax(-1)
+    now = logits(small.compress(plan, model=dense), ids).log_softmax(-1)
+    lost = float((was.exp() * (was - now)).sum(-1).mean())
+    assert 0.3 < lost / plan.prediction.loss < 3
+
+
+def test_experts_that_stay_take_over_what_others_wrote(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.tensor(small.tokenizer(small.text.read_text())["input_ids"][-1024:]).view(16, 64)
+
+    def lost(dense: Any, plan: gac.Plan) -> float:
+        was = logits(dense, ids).log_softmax(-1)
+        now = logits(small.compress(plan, model=deepcopy(dense)), ids).log_softmax(-1)
+        return float((was.exp() * (was - now)).sum(-1).mean())
+
+    dense = mixing("mixtral")
+    text = f"{small.text}:24x64"
+    plan = experts_alone(small, dense, 0.5, refit="none", calibration=text)
+    compensating = lost(dense, plan)
+    monkeypatch.setattr(compensation, "DAMPING", ())
+    assert compensating < 0.95 * lost(dense, plan)
+
+
+def test_experts_are_chosen_beside_the_forms_of_other_weights(small: Small) -> None:
+    plan = small.allocate(0.6, model=model_of("qwen2_moe"), forms=("low_rank", "narrow", "experts"))
+    forms = {choice.form for choice in plan.weights}
+    assert {"experts", "narrow"} <= forms | {"low_rank"}
+    assert plan.size.used <= 0.6 * plan.size.total
+    assert all(latency == 0 for site in plan.sites if site.kind == "experts" for latency in site.latency_ns)
+
+
+def test_budgets_below_the_experts_of_a_token_are_refused(small: Small) -> None:
+    dense = model_of("mixtral")
+    assert_refused(lambda: experts_alone(small, dense, 0.1), "a limit of", "experts can reach", error=BudgetError)
+
+
+@pytest.mark.parametrize("model_type", ["granitemoe", "minimax_m2"])
+def test_other_mixtures_are_refused_by_name(model_type: str, small: Small) -> None:
+    dense = model_of(model_type)
+    problem = f"form experts, which fits no weight of a {model_type} model"
+    assert_refused(lambda: experts_alone(small, dense), problem, error=PlanError)
+
+
+def test_vllm_and_stock_configs_are_refused(small: Small, tmp_path: Path) -> None:
+    dense = model_of("mixtral")
+    assert_refused(lambda: experts_alone(small, dense, engine="vllm"), "form experts for engine vllm", error=PlanError)
+    model = small.compress(experts_alone(small, dense), model=dense)
+    for merge in (False, True):
+        assert_refused(
+            lambda merge=merge: gac.export(model, tmp_path / "stock", merge=merge),
+            "model.layers.0.mlp.gate is experts with dim",
+            error=GacError,
+        )
+
+
+def test_a_changed_count_is_refused(small: Small, tmp_path: Path) -> None:
+    dense = model_of("mixtral")
+    gac.save(small.compress(experts_alone(small, dense), model=dense), tmp_path / "saved")
+    config = (tmp_path / "saved" / "config.json").read_text()
+    (tmp_path / "saved" / "config.json").write_text(config.replace('"experts": ', '"experts": 9'))
+    with pytest.raises((CheckpointError, ValueError)):
+        gac.load(tmp_path / "saved")
+
+
+def test_a_plan_says_how_many_tokens_reach_an_expert(small: Small, tmp_path: Path) -> None:
+    plan = experts_alone(small, model_of("mixtral"))
+    tokens = plan.measured.expert_tokens
+    assert [(each.layer, each.sampled) for each in tokens] == [(0, 256), (1, 256), (2, 256)]
+    assert all(0 <= each.least <= each.median <= 256 for each in tokens)
+    least = min(tokens, key=lambda each: each.least)
+    assert f"of 256 tokens {least.least} or more reach each expert (layer {least.layer})" in plan.summary()
+    plan.save(tmp_path / "plan.json")
+    assert gac.Plan.load(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
+def test_the_plan_of_a_streamed_model_is_the_same(
+    model_type: str, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    plan = experts_alone(small, model_of(model_type))
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "own"))
+    assert counts_of(experts_alone(small, streamed(model_of(model_type), "cpu"))) == counts_of(plan)

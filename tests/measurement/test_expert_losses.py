@@ -1,0 +1,161 @@
+"""The losses of fewer experts, against a mixture that is written out by hand."""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from gac.forms.curvature.metric import FACTOR
+from gac.forms.curvature.registry import METHODS
+from gac.forms.planned_sites import targeted_sites
+from gac.measurement import routed
+from gac.measurement.calibration import CalibrationRun, TextOfMixture
+from gac.measurement.curves import LayerFit, fit_layers, measure_curves
+from gac.measurement.runs import drawn_loss
+from gac.measurement.store import temporary_store
+from tests.models.small import small_config, small_model
+
+IDS = torch.arange(96).reshape(4, 24) * 7 % 251
+LAYER = 1
+EXPERTS, TOP_K = 8, 2
+STACK = f"model.layers.{LAYER}.mlp.experts"
+CASES = [("mixtral", None), ("qwen3_moe", True), ("qwen3_moe", False)]
+mixtures = pytest.mark.parametrize(("model_type", "normalised"), CASES)
+
+
+def model_of(model_type: str, normalised: bool | None) -> Any:
+    """A mixture whose experts and choices differ more than random ones do."""
+    named = {} if normalised is None else {"norm_topk_prob": normalised}
+    model: Any = small_model(small_config(model_type, **named))
+    if normalised is not None:
+        model.config.norm_topk_prob = normalised
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if ".mlp." in name:
+                values.normal_(std=0.2)
+    return model
+
+
+def run_of(model: Any, method: str = "kfac", ids: Tensor = IDS) -> CalibrationRun:
+    return CalibrationRun(model, ids, METHODS.get(method), progress=False)
+
+
+def fit_of(model: Any, ids: Tensor = IDS) -> LayerFit:
+    sites = [site for site in targeted_sites(model.config, ["experts"]) if site.layer == LAYER]
+    return fit_layers(run_of(model, ids=ids), sites, forms=["experts"])[LAYER]
+
+
+def heard(model: Any) -> tuple[Tensor, Tensor]:
+    """Inputs of the experts, and the gradients at their output under labels that the model draws, of all tokens."""
+    inputs, gradients = [], []
+
+    def hear(_module: Any, args: Any, output: Tensor) -> None:
+        inputs.append(args[0].detach().double())
+        output.register_hook(lambda gradient: gradients.append(gradient.double()))
+
+    hook = model.get_submodule(STACK).register_forward_hook(hear)
+    for number, ids in enumerate(IDS):
+        drawn_loss(model, ids, "a window", seed=number)[1].backward()
+    hook.remove()
+    return torch.cat(inputs), torch.cat(gradients)
+
+
+def mixture(model: Any, inputs: Tensor, kept: list[int], normalised: bool | None) -> Tensor:
+    """What the layer's routed experts write, with some of them."""
+    block = model.model.layers[LAYER].mlp
+    chances = (inputs @ block.gate.weight.double()[kept].T).softmax(-1)
+    weights, places = chances.topk(TOP_K)
+    if normalised is not False:
+        weights = weights / weights.sum(-1, keepdim=True)
+    result = torch.zeros_like(inputs)
+    for token, x in enumerate(inputs):
+        for weight, place in zip(weights[token], places[token], strict=True):
+            expert = kept[int(place)]
+            gate, up = (block.experts.gate_up_proj[expert].double() @ x).chunk(2)
+            result[token] += weight * (block.experts.down_proj[expert].double() @ (silu(gate) * up))
+    return result
+
+
+@mixtures
+def test_losses_are_those_of_a_mixture_written_out(model_type: str, normalised: bool | None) -> None:
+    model = model_of(model_type, normalised)
+    fit = fit_of(model)
+    inputs, gradients = heard(model)
+    with torch.no_grad():
+        dense = mixture(model, inputs, [*range(EXPERTS)], normalised)
+        counts = gradients.norm(dim=1) ** 2
+        curvature = gradients.T @ gradients / len(gradients)
+
+        def loss(kept: list[int]) -> float:
+            less = mixture(model, inputs, kept, normalised) - dense
+            costs = torch.einsum("ti,ij,tj->t", less, curvature, less)
+            return FACTOR * float((counts / counts.mean() * costs).mean())
+
+        kept, order, losses = [*range(EXPERTS)], [], [0.0]
+        while len(kept) > TOP_K:
+            prices = {expert: loss([other for other in kept if other != expert]) for expert in kept}
+            order.append(min(prices, key=prices.__getitem__))
+            losses.append(prices[order[-1]])
+            kept.remove(order[-1])
+    measured = fit.losses[f"experts/{STACK}"]
+    assert fit.artifacts.tensors[f"experts.order/{STACK}"][: EXPERTS - TOP_K].tolist() == order
+    expected = np.maximum.accumulate(losses)[::-1]
+    np.testing.assert_allclose(measured[TOP_K:], expected, rtol=1e-5)
+    assert measured[TOP_K] > measured[EXPERTS - 1] > 0
+    assert (measured[:TOP_K] == measured[TOP_K]).all()
+
+
+def test_a_method_without_gradients_counts_every_token_alike() -> None:
+    model = model_of("mixtral", None)
+    assert METHODS.get("svd-llm").power == 0
+    run = run_of(model, "svd-llm")
+    sites = targeted_sites(model.config, ["experts"])
+    curves = measure_curves(run, sites, forms=["experts"]).curves
+    assert curves.by_key["experts", "bf16", STACK].loss[TOP_K] > 0
+
+
+def test_a_sample_of_tokens_is_the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("mixtral", None)
+    whole = fit_of(model).losses[f"experts/{STACK}"]
+    monkeypatch.setattr(routed, "TOKENS", 48)
+    part, again = (fit_of(model).losses[f"experts/{STACK}"] for _ in range(2))
+    assert (part == again).all()
+    assert not np.allclose(part[TOP_K:EXPERTS], whole[TOP_K:EXPERTS])
+
+
+def test_experts_that_no_token_reached_go_first_and_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = model_of("mixtral", None)
+    with torch.no_grad():  # of two opposite scores one is above 0, and so the other four are never among the first
+        weight = model.model.layers[LAYER].mlp.gate.weight
+        weight[4:] = 0
+        weight[1], weight[3] = -weight[0], -weight[2]
+    with caplog.at_level(logging.WARNING, "gac"):
+        fit = fit_of(model)
+    assert f"{STACK}: no token of the calibration text reached experts 4, 5, 6, 7: they lose nothing" in caplog.text
+    reached = fit.losses[f"reached/{STACK}"]
+    assert reached.sum() == TOP_K * IDS.numel()
+    assert (reached[4:] == 0).all()
+    losses = fit.losses[f"experts/{STACK}"]
+    assert losses[4] < 1e-12 * losses[3]
+
+
+def test_tokens_of_two_texts_count_by_their_shares() -> None:
+    model = model_of("mixtral", None)
+    parts = [fit_of(model, IDS[:1]), fit_of(model, IDS[1:])]
+    run = run_of(model)
+    texts = [TextOfMixture(windows, temporary_store()) for windows in ((0,), (1, 2, 3))]
+    sites = [site for site in targeted_sites(model.config, ["experts"]) if site.layer == LAYER]
+    mixed = fit_layers(replace(run, texts=tuple(texts)), sites, forms=["experts"])[LAYER]
+    assert len(mixed.artifacts.tensors[f"experts.inputs/{STACK}"]) == IDS.numel()
+    joint = sum(
+        share * part.artifacts.tensors[f"experts.gradients/{STACK}"]
+        for share, part in zip((0.25, 0.75), parts, strict=True)
+    )
+    torch.testing.assert_close(mixed.artifacts.tensors[f"experts.gradients/{STACK}"], joint)
+    assert float(mixed.artifacts.tensors[f"experts.counts/{STACK}"].mean()) == pytest.approx(1, rel=1e-5)
