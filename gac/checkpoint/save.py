@@ -16,6 +16,7 @@ from gac.core.distributed.run import this_run
 from gac.core.errors import CheckpointError
 from gac.models.families import family_of
 from gac.models.linears import as_linear
+from gac.models.plain import dtypes_of
 from gac.models.threads import entry_point
 from gac.plan.plan import Plan
 from gac.runtime.modules import resized
@@ -102,7 +103,7 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
                 "Save the model as gac.compress returned it.",
             )
     _check_ends(model, plan)
-    dtypes = {str(parameter.dtype) for parameter in model.parameters()}
+    dtypes = {str(dtype) for dtype in dtypes_of(model)}
     if len(dtypes) > 1:
         raise CheckpointError(
             f"weights in {' and '.join(sorted(dtypes))}", "one dtype for all weights", "Cast the model to one dtype."

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gac.core.errors import CheckpointError, ModelError
+from gac.models.families import family_of
 from gac.models.loading import UNREADABLE, read_parameter
 from gac.models.quantised import ORIGINAL, SCALES
 from gac.runtime.architectures import factory_of, generating_class
@@ -181,11 +182,24 @@ def check_in_memory(
         )
 
 
-def check_one_dtype(model: nn.Module) -> None:
-    """Refuse a model with several dtypes, by a ModelError: a compressed checkpoint has one."""
+def dtypes_of(model: Any) -> dict[torch.dtype, str]:
+    """The dtypes of a model's weights, each with the name of the first; without those that transformers keeps apart.
+
+    Such are routers and their biases, in float32 whatever the model is loaded in.
+    """
+    kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    experts = family_of(model.config).experts
+    kept |= {f".{experts.router}."} if experts else set()
     first: dict[torch.dtype, str] = {}
     for name, parameter in model.named_parameters():
-        first.setdefault(parameter.dtype, name)
+        if parameter.dtype != torch.float32 or not any(part in name for part in kept):
+            first.setdefault(parameter.dtype, name)
+    return first
+
+
+def check_one_dtype(model: nn.Module) -> None:
+    """Refuse a model with several dtypes, by a ModelError: a compressed checkpoint has one."""
+    first = dtypes_of(model)
     if len(first) > 1:
         raise ModelError(
             " and ".join(f"{name} in {dtype}" for dtype, name in first.items()),

@@ -122,6 +122,28 @@ def test_the_pipeline_leaves_experts_and_routers_alone(model_type: str, small: S
     torch.testing.assert_close(torch.load(tmp_path / "saved/logits.pt"), logits(model))
 
 
+@mixtures
+def test_a_published_checkpoint_keeps_its_experts_and_the_dtypes_of_routers(
+    model_type: str, small: Small, tmp_path: Path
+) -> None:
+    """In bfloat16, in files as they are published: experts one by one, in most; routers stay in float32, in many."""
+    config = config_of(model_type)
+    config.dtype = torch.bfloat16
+    small_model(config).to(torch.bfloat16).save_pretrained(tmp_path / "dense")
+    small.tokenizer.save_pretrained(tmp_path / "dense")
+    plan = gac.allocate(tmp_path / "dense", 0.8, **small.options | {"calibration": f"{small.text}:2x32"})
+    model: Any = gac.compress(tmp_path / "dense", plan, progress=False)
+    gac.save(model, tmp_path / "saved", tokenizer=small.tokenizer)
+    loaded = gac.load(tmp_path / "saved", verify=True)
+    assert has_state(loaded, state_of(model))
+    torch.testing.assert_close(logits(loaded), logits(model))
+    experts, before = family_of(config).experts, load_model(tmp_path / "dense", device="cpu").model.state_dict()
+    state, parts = loaded.state_dict(), (f".{experts.stack}.", f".{experts.router}.")
+    routed = [name for name in state if any(part in name for part in parts)]
+    assert len(routed) >= 3
+    assert all(torch.equal(state[name], before[name]) and state[name].dtype == before[name].dtype for name in routed)
+
+
 def test_the_summary_says_that_experts_stay(small: Small, tmp_path: Path) -> None:
     model = deep("qwen2_moe")
     plan = small.allocate(0.7, model=model)
