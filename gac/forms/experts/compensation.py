@@ -1,4 +1,4 @@
-"""What remains takes over: down_proj of the experts that stay, fitted to what the layer no longer writes.
+"""Compensation: down_proj of the experts that stay, fitted to what the layer no longer writes.
 
 One expert after the other is given the step D that makes up for most of what is still lost, r. With h what its neurons
 put out and w its weight, ``D = E[c w r h^T] (E[c w^2 h h^T] + damping)^-1`` over the tokens that reach it. These are
@@ -30,7 +30,7 @@ class _Share:
 
 
 class Compensation:
-    """What a layer no longer writes for each token with the experts ``kept``, and the steps that make up for it."""
+    """The output that a layer loses for each token with the experts ``kept``, and the steps that make up for it."""
 
     def __init__(self, experts: Any, routing: Routing, tokens: RoutedTokens, kept: Tensor) -> None:
         self._experts, self._kept = experts, kept
