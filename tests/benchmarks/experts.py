@@ -111,7 +111,7 @@ class ExpertStudy:
         counts = [count_of(plan, layer.stack) for layer in self.by_layer]
         even = [round(share * layer.stack.experts) for layer in self.by_layer]
         with swapped(self.model, self.modules("gac", counts, 0)):
-            rows.append(self.row("chosen", share, counts, self.excess(self.model), plan.prediction.loss))
+            rows.append(self.row("chosen", share, counts, self.excess(self.model)))
         rows.append(self.row("compensated", share, counts, self.excess(self.compressed(plan)), plan.prediction.loss))
         fitted = self.plan(share, "residual")
         rows.append(self.row("refitted", share, counts, self.excess(self.compressed(fitted)), fitted.prediction.loss))

@@ -137,7 +137,8 @@ def test_experts_that_stay_take_over_what_others_wrote(small: Small, monkeypatch
 def test_experts_are_chosen_beside_the_forms_of_other_weights(small: Small) -> None:
     plan = small.allocate(0.6, model=model_of("qwen2_moe"), forms=("low_rank", "narrow", "experts"))
     forms = {choice.form for choice in plan.weights}
-    assert {"experts", "narrow"} <= forms | {"low_rank"}
+    assert "experts" in forms
+    assert forms & {"low_rank", "narrow"}
     assert plan.size.used <= 0.6 * plan.size.total
     assert all(latency == 0 for site in plan.sites if site.kind == "experts" for latency in site.latency_ns)
 

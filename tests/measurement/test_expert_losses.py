@@ -12,6 +12,7 @@ from torch.nn.functional import silu
 
 from gac.forms.curvature.metric import FACTOR
 from gac.forms.curvature.registry import METHODS
+from gac.forms.experts import compensation
 from gac.forms.planned_sites import targeted_sites
 from gac.measurement import routed
 from gac.measurement.calibration import CalibrationRun, TextOfMixture
@@ -83,7 +84,10 @@ def mixture(model: Any, inputs: Tensor, kept: list[int], normalised: bool | None
 
 
 @mixtures
-def test_losses_are_those_of_a_mixture_written_out(model_type: str, normalised: bool | None) -> None:
+def test_losses_are_those_of_a_mixture_written_out(
+    model_type: str, normalised: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compensation, "DAMPING", ())  # experts that stay do not take over
     model = model_of(model_type, normalised)
     fit = fit_of(model)
     inputs, gradients = heard(model)
@@ -109,6 +113,20 @@ def test_losses_are_those_of_a_mixture_written_out(model_type: str, normalised: 
     np.testing.assert_allclose(measured[TOP_K:], expected, rtol=1e-5)
     assert measured[TOP_K] > measured[EXPERTS - 1] > 0
     assert (measured[:TOP_K] == measured[TOP_K]).all()
+
+
+def test_what_stays_takes_over_a_part_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("mixtral", None)
+    with torch.no_grad():  # what an expert writes, another one can write
+        experts = model.model.layers[LAYER].mlp.experts
+        for pair in range(0, EXPERTS, 2):
+            experts.gate_up_proj[pair + 1] = experts.gate_up_proj[pair]
+    ids = torch.randint(0, 251, (16, 64), generator=torch.Generator().manual_seed(0))
+    loss = fit_of(model, ids).losses[f"experts/{STACK}"]
+    monkeypatch.setattr(compensation, "DAMPING", ())
+    alone = fit_of(model, ids).losses[f"experts/{STACK}"]
+    assert (loss <= alone).all()
+    assert loss[TOP_K + 1] < 0.8 * alone[TOP_K + 1]
 
 
 def test_a_method_without_gradients_counts_every_token_alike() -> None:

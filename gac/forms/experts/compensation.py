@@ -1,4 +1,4 @@
-"""What remains takes over: down_proj of the experts that stay, fitted to what the layer no longer writes.
+"""Compensation: down_proj of the experts that stay, fitted to what the layer no longer writes.
 
 One expert after the other is given the step D that makes up for most of what is still lost, r. With h what its neurons
 put out and w its weight, ``D = E[c w r h^T] (E[c w^2 h h^T] + damping)^-1`` over the tokens that reach it. These are
@@ -7,6 +7,7 @@ few, so half of them tell how much damping the other half needs, and whether ste
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -28,26 +29,34 @@ class _Share:
     neurons: Tensor
 
 
-def compensated(experts: Any, routing: Routing, tokens: RoutedTokens, kept: Tensor) -> Tensor:
-    """Return down_proj of the experts that stay, in the layout of the module, compensated for those that go."""
-    dense, fewer = (routing.weights(some) for some in (routing.experts, kept))
-    wrote = [experts(tokens.inputs, numbers, weights.to(tokens.inputs.dtype)) for numbers, weights in (dense, fewer)]
-    lost, down = (wrote[0] - wrote[1]).double(), experts.down_proj.detach()[kept]
-    shares = [_share(experts, tokens.inputs, *fewer, int(expert)) for expert in kept]
-    counts, half = tokens.counts.double(), len(lost) // 2
-    gradients = tokens.gradients.double()
+class Compensation:
+    """The output that a layer loses for each token with the experts ``kept``, and the steps that make up for it."""
 
-    def left(damping: float) -> float:
-        """Return what the second half of the tokens loses after steps that the first half asks for."""
-        rest = lost.clone()
-        for share, step in zip(shares, _steps(shares, lost, counts, damping, half), strict=True):
+    def __init__(self, experts: Any, routing: Routing, tokens: RoutedTokens, kept: Tensor) -> None:
+        self._experts, self._kept = experts, kept
+        dense, fewer = (routing.weights(some) for some in (routing.experts, kept))
+        wrote = [experts(tokens.inputs, numbers, each.to(tokens.inputs.dtype)) for numbers, each in (dense, fewer)]
+        self._lost, self._half = (wrote[0] - wrote[1]).double(), len(tokens.inputs) // 2
+        self._counts, self._gradients = tokens.counts.double(), tokens.gradients.double()
+        self._shares = [_share(experts, tokens.inputs, *fewer, int(expert)) for expert in kept]
+        left = {damping: self._left(damping) for damping in (*DAMPING, inf)}
+        self._damping = min(left, key=left.__getitem__)
+        self.remaining = left[self._damping] / left[inf] if left[inf] else 1.0
+        """The share of the loss that the second half of the tokens still has after steps that the first asks for."""
+
+    def down_proj(self) -> Tensor:
+        """Return down_proj of the experts that stay, compensated, in the layout of the module."""
+        down = self._experts.down_proj.detach()[self._kept]
+        steps = torch.stack(_steps(self._shares, self._lost, self._counts, self._damping, len(self._lost)))
+        result: Tensor = (down.double() + (steps if self._experts.is_transposed else steps.mT)).to(down.dtype)
+        return result
+
+    def _left(self, damping: float) -> float:
+        rest, half = self._lost.clone(), self._half
+        steps = _steps(self._shares, self._lost, self._counts, damping, half)
+        for share, step in zip(self._shares, steps, strict=True):
             rest[share.tokens] -= share.neurons @ step
-        return float((counts[half:] * ((rest[half:] @ gradients) * rest[half:]).sum(1)).sum())
-
-    best = min((*DAMPING, float("inf")), key=left)
-    steps = torch.stack(_steps(shares, lost, counts, best, len(lost)))
-    result: Tensor = (down.double() + (steps if experts.is_transposed else steps.mT)).to(down.dtype)
-    return result
+        return float((self._counts[half:] * ((rest[half:] @ self._gradients) * rest[half:]).sum(1)).sum())
 
 
 def _steps(shares: Sequence[_Share], lost: Tensor, counts: Tensor, damping: float, end: int) -> list[Tensor]:
@@ -60,7 +69,7 @@ def _steps(shares: Sequence[_Share], lost: Tensor, counts: Tensor, damping: floa
         weighted = neurons * counts[tokens, None]
         moment = weighted.T @ neurons
         level = float(moment.diagonal().mean())
-        if level > 0 and damping < float("inf"):
+        if level > 0 and damping < inf:
             moment.diagonal().add_(damping * level)
             step = torch.cholesky_solve(weighted.T @ rest[tokens], cholesky(moment))
             rest[tokens] -= neurons @ step

@@ -2,20 +2,22 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gac.forms.curvature.metric import RoutedTokens
-from gac.forms.experts.compensation import compensated
+from gac.forms.experts.compensation import Compensation
 from gac.forms.experts.elimination import Elimination, Routing, eliminate, products
 from gac.forms.narrow.elimination import last_to_go
 from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm
 from gac.models.sites import Weight
 from gac.models.streaming import on_its_device
 
+ANCHORS = 6
+"""Counts of experts at which the share of the loss is measured that is left once others take over."""
 logger = logging.getLogger(__name__)
 
 
@@ -43,7 +45,7 @@ class ExpertsTensors(TensorForm):
         if weight.experts and dim < weight.experts:
             names = (field.name for field in fields(RoutedTokens))
             tokens = RoutedTokens(*(build.artifacts.of(self.form, name, stack) for name in names))
-            rows["down_proj"] = compensated(experts, Routing(router, tokens.inputs), tokens, kept)
+            rows["down_proj"] = Compensation(experts, Routing(router, tokens.inputs), tokens, kept).down_proj()
         return rows
 
 
@@ -53,7 +55,13 @@ def _eliminated(statistics: Statistics, router: Weight, stack: Weight) -> Elimin
     with on_its_device(chooses), on_its_device(experts):
         tokens = _tokens(statistics, stack).to(next(experts.parameters()).device)  # where streamed weights are now
         routing, gram = Routing(chooses, tokens.inputs), products(experts, stack.experts, tokens)
-        return eliminate(routing, gram, tokens.counts, stack.top_k)
+        elimination = eliminate(routing, gram, tokens.counts, stack.top_k)
+        del gram
+        some = np.unique(np.linspace(stack.top_k, stack.experts - 1, ANCHORS).round().astype(np.int64))
+        kept = [last_to_go(elimination.order, count) for count in some.tolist()]
+        remaining = [Compensation(experts, routing, tokens, each).remaining for each in kept]
+        loss = elimination.loss * np.interp(np.arange(stack.experts + 1), some, remaining)
+        return replace(elimination, loss=np.maximum.accumulate(loss[::-1])[::-1].copy())
 
 
 def _tokens(statistics: Statistics, stack: Weight) -> RoutedTokens:
