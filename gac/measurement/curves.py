@@ -33,6 +33,7 @@ from gac.measurement.calibration import (
 )
 from gac.measurement.joint_losses import Layers, with_joint_losses
 from gac.measurement.moments import LayerMoments
+from gac.measurement.routed import check_text_alone
 from gac.measurement.runs import ModelRuns, unseen
 from gac.measurement.store import TensorFile, background_writer, read_arrays, write_tensors
 from gac.models.loading import read_parameter
@@ -217,6 +218,8 @@ def _measure_by_moments(
     asked = [part for part, _ in steps]
     readers = {reader for part in asked if part.scheme is not None and (reader := part.scheme.input_quantiser)}
     tokens_of = routed if any(part.takes_experts for part in asked) else {}
+    if tokens_of:
+        check_text_alone(run.windows)
     asking = replace(run, attended=_attends(run, asked), readers=tuple(sorted(readers)), routed=tokens_of)
     stream = (run.source or stream_moments)(asking, lacking)
     logged = not run.progress

@@ -11,8 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from gac.core.errors import PlanError
 from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
 from gac.measurement.sums import TINY, RunningSums
+from gac.models.examples import Examples, TokenWindows
 from gac.models.sites import Weight
 
 TOKENS = 8192
@@ -22,6 +24,13 @@ NAMES = ("inputs", "counts", "gradients", "power")
 
 def name_of(what: str, stack: str) -> str:
     return f"routed-{what}/{stack}"
+
+
+def check_text_alone(windows: TokenWindows) -> None:
+    """Refuse text about images, whose padding would be among the tokens that are kept."""
+    if isinstance(windows, Examples):
+        remedy = "Calibrate on text alone, or leave the form out of forms= (--form)."
+        raise PlanError("the form experts with text about images", "text alone", remedy)
 
 
 class RoutedSums(RunningSums):

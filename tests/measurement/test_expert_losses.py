@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from gac.core.errors import PlanError
 from gac.forms.curvature.metric import FACTOR
 from gac.forms.curvature.registry import METHODS
 from gac.forms.experts import compensation
@@ -19,6 +20,7 @@ from gac.measurement.calibration import CalibrationRun, TextOfMixture
 from gac.measurement.curves import LayerFit, fit_layers, measure_curves
 from gac.measurement.runs import drawn_loss
 from gac.measurement.store import temporary_store
+from gac.models.examples import Example, Examples
 from tests.models.small import small_config, small_model
 
 IDS = torch.arange(96).reshape(4, 24) * 7 % 251
@@ -177,3 +179,10 @@ def test_tokens_of_two_texts_count_by_their_shares() -> None:
     )
     torch.testing.assert_close(mixed.artifacts.tensors[f"experts.gradients/{STACK}"], joint)
     assert float(mixed.artifacts.tensors[f"experts.counts/{STACK}"].mean()) == pytest.approx(1, rel=1e-5)
+
+
+def test_text_about_images_is_refused() -> None:
+    window = Example(IDS[0], {"pixel_values": torch.zeros(1)}, IDS.shape[1], torch.ones(IDS.shape[1], dtype=torch.bool))
+    with pytest.raises(PlanError, match="experts with text about images"):
+        routed.check_text_alone(Examples((window,)))
+    routed.check_text_alone(IDS)
