@@ -79,21 +79,18 @@ class RoutedSums(RunningSums):
 
 
 def mixed_tokens(texts: Sequence[MutableMapping[str, Tensor]], shares: Tensor) -> dict[str, Tensor]:
-    """The tokens of several texts together, each text with its share of the mixture (they add up to 1)."""
+    """The tokens of several texts in one sample, each text with its share of the mixture (they add up to 1)."""
     mixture: dict[str, Tensor] = {}
     for stack in [key.partition("/")[2] for key in texts[0] if key.startswith(name_of("power", ""))]:
         inputs, counts, gradients, powers = ([text.pop(name_of(what, stack)) for text in texts] for what in NAMES)
-        power, tokens = (
-            sum(shares.tolist()[index] * float(each) for index, each in enumerate(powers)),
-            sum(map(len, counts)),
-        )
-        weighted = [
-            of * (float(share) * tokens / len(of) * float(own) / max(power, TINY))
-            for of, share, own in zip(counts, shares, powers, strict=True)
+        power, tokens = float(shares @ torch.stack(powers).to(shares)), sum(map(len, counts))
+        scales = [
+            float(share) * tokens / len(of_text) * float(of_power) / max(power, TINY)
+            for of_text, share, of_power in zip(counts, shares, powers, strict=True)
         ]
+        weighted = [of_text * scale for of_text, scale in zip(counts, scales, strict=True)]
+        means = [float(share) * of_text for share, of_text in zip(shares, gradients, strict=True)]
         mixture |= {name_of("inputs", stack): torch.cat(inputs), name_of("counts", stack): torch.cat(weighted)}
-        mixture[name_of("gradients", stack)] = sum(
-            (float(share) * each for share, each in zip(shares, gradients, strict=True)), torch.zeros_like(gradients[0])
-        )
+        mixture[name_of("gradients", stack)] = torch.stack(means).sum(0)
         mixture[name_of("power", stack)] = torch.tensor(power, dtype=torch.float64)
     return mixture

@@ -128,9 +128,9 @@ def test_statistics_are_those_of_the_models_own_forward(
         assert moments.loss == pytest.approx(float(expected[""]["loss"]), rel=1e-5)
         for weight in weights[layer]:
             pooled = moments.of(weight, Halves.mean)
-            for found, what in ((pooled.inputs, "inputs"), (pooled.gradients, "gradients")):
+            for result, what in ((pooled.inputs, "inputs"), (pooled.gradients, "gradients")):
                 theirs = expected[weight.name][what]
-                assert (found - theirs).norm() < 1e-4 * theirs.norm(), (weight.name, what)
+                assert (result - theirs).norm() < 1e-4 * theirs.norm(), (weight.name, what)
             padding = [moments.tokens(weight)[row, each.length :] for row, each in enumerate(examples)]
             assert not torch.cat(padding).any()
 
@@ -147,8 +147,8 @@ def test_layers_that_run_one_by_one_give_the_models_own_logits(model_type: str, 
             state = hidden[row : row + 1]
             for layer in range(len(layers)):
                 state = stack.run(layer, state, example)
-            found = stack.logits(example, state)[: example.length]
-            torch.testing.assert_close(found, model(**unpadded(example), use_cache=False).logits[0])
+            result = stack.logits(example, state)[: example.length]
+            torch.testing.assert_close(result, model(**unpadded(example), use_cache=False).logits[0])
 
 
 def test_features_of_images_are_added_behind_layers(messages: Path) -> None:
@@ -220,8 +220,8 @@ def test_a_model_is_planned_compressed_saved_and_measured_on_images(
 def test_perplexity_is_of_text_given_the_images(messages: Path) -> None:
     model = small("llava")
     losses = by_hand(model, examples_of(model, messages), 2.0)
-    found = gac.perplexity(model, SmallProcessor(model), str(messages), progress=False)
-    assert found.value == pytest.approx(float(losses[""]["loss"].exp()), rel=1e-5)
+    result = gac.perplexity(model, SmallProcessor(model), str(messages), progress=False)
+    assert result.value == pytest.approx(float(losses[""]["loss"].exp()), rel=1e-5)
 
 
 def test_beside_images_the_statistics_of_a_text_are_those_of_the_text_alone(messages: Path, prose: str) -> None:
@@ -296,8 +296,8 @@ def test_what_is_longer_is_cut_behind_its_image(messages: Path) -> None:
     processor, config = SmallProcessor(model), model.config
     cut, whole = (read_examples(str(messages), processor, config, None, length)[0] for length in (15, LENGTH))
     assert all(torch.equal(short.ids, long.ids[:15]) for short, long in zip(cut, whole, strict=True))
-    found, complete = read_examples(str(messages), processor, config, 2, LENGTH, seed=1)
-    assert len(found) == 2
+    result, complete = read_examples(str(messages), processor, config, 2, LENGTH, seed=1)
+    assert len(result) == 2
     assert not complete
 
 
@@ -367,7 +367,7 @@ def test_processors_that_are_missing_or_read_no_images(
     )
     with monkeypatch.context() as patched:
         without = Mock(
-            side_effect=ImportError("PixtralProcessor requires the Torchvision library but it was not found")
+            side_effect=ImportError("PixtralProcessor requires the Torchvision library but it was not result")
         )
         patched.setattr(AutoProcessor, "from_pretrained", without)
         assert_refused(
