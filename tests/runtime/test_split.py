@@ -110,7 +110,7 @@ def test_a_module_is_divided_as_its_form_says() -> None:
                 module = KINDS[spec.module][0](**spec.sizes, bias=False, device="meta")
                 assert tuple(styles_of(module, weight.split).values()) == form.latency.splits(weight)
                 seen.add((form.kind, weight.split))
-    assert {kind for kind, _ in seen} == {*KINDS_OF_FORMS}
+    assert {kind for kind, _ in seen} == {*KINDS_OF_FORMS} - {"experts"}  # of mixtures, which are not divided
 
 
 @pytest.mark.parametrize("family", [name for name in LAYOUTS if name not in (*NO_PLAN, *TWO_KINDS)])
