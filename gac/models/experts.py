@@ -1,6 +1,7 @@
 """Mixtures of experts: what stands in the place of the MLP in layers that route their tokens, from a config alone.
 
-The routed experts and the router stay as they are. The shared expert is an MLP that every token passes.
+The routed experts and the router stay as they are, unless a form takes them. The shared expert is an MLP that every
+token passes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
