@@ -37,7 +37,7 @@ def chooses_code(key: str) -> bool:
 def experts_of(config: Any) -> int:
     """Return the largest number of experts of a layer that a config of transformers states; 0 where that is below 2."""
     text = getattr(config, "text_config", None) or config
-    if "nemotron_h" in str(getattr(text, "model_type", "")) and "moe" not in text.layer_types:
+    if "nemotron_h" in str(getattr(text, "model_type", "")) and "moe" not in (getattr(text, "layer_types", None) or ()):
         return 0  # its configs state a number all the same
     parts = (config, text, getattr(config, "ffn_config", None))
     counts = (getattr(part, name, None) for part in parts for name in _EXPERTS)

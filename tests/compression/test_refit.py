@@ -267,7 +267,11 @@ def test_states_that_do_not_fit_wait_in_host_memory(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "model_type", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in supported() if name != "llama")]
+    "model_type",
+    [
+        "llama",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in supported() if name not in ("llama", *MIXTURES)),
+    ],
 )
 def test_fitted_blocks_give_again_what_they_gave(
     model_type: str, monkeypatch: pytest.MonkeyPatch, make_plan: MakePlan

@@ -109,6 +109,8 @@ def wrapper_config(model_type: str, **changed: Any) -> Any:
 
 
 def _text_sizes(default: Any, text: Any) -> dict[str, Any]:
+    for name in {"num_kv_shared_layers", "hidden_size_per_layer_input"} & {*vars(text)}:
+        setattr(text, name, 0)  # of Gemma 4 E2B, which the default is, and which is refused
     latents = LATENTS if getattr(text, "kv_lora_rank", None) else {}
     return _TEXT | routed(family_of(default), vars(text), _TEXT) | latents
 
