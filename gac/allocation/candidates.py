@@ -199,9 +199,8 @@ class CandidateBuilder:
         (key,) = (weight for weight in self.site.weights if form.shortens(weight) == "in")
         if (curve := self.curves.of(form, key, scheme.name)) is None:
             return []
-        largest = curve.full - (
-            form.params(key, curve.full) == key.params
-        )  # the full dim may be narrower than the dense
+        # The full dim may be smaller than the dense weight, and is then a choice too.
+        largest = curve.full - int(form.params(key, curve.full) == key.params)
         dims = allowed_dims(largest, self.site, form, scheme, taken, self.space.align, self.timing)
         built = list[CandidateSet]()
         children = [other for other in self.forms if other.parent_form_name == form.name]

@@ -65,8 +65,9 @@ class Timing:
         return latency, np.full_like(latency, MEASURED)
 
     def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Latencies:
-        if weight.top_k:  # no table has them: plans leave experts and routers out of latencies
-            return np.zeros_like(self.unknown(len(dims))[0]), self.unknown(len(dims))[1]
+        if weight.is_routed:  # no table has them: plans leave experts and routers out of latencies
+            latency, origin = self.unknown(len(dims))
+            return np.zeros_like(latency), origin
         if not form.latency.timed and form.latency.gemm_after_fused(weight, 1, 1) is not None:  # in no table as one
             widths = self._for_all(_at_each(partial(split_fused, form, gpus=self.gpus), weight, dims))
             return add(self.of_shared(weight, widths, scheme), self._second_gemm(form, weight, dims, scheme))
@@ -114,7 +115,7 @@ class Timing:
         inputs are.
         """
         assert self.profile is not None, "soundness needs a profile"
-        if weight.top_k:
+        if weight.is_routed:
             return np.ones(len(dims), np.bool_)
         after = fused and form.latency.gemm_after_fused(weight, 1, 1) is not None
         axis = _IN if after else form.latency.axis(weight)

@@ -102,7 +102,7 @@ def opened(model: PreTrainedModel | str | Path) -> tuple[Any, Plan]:
     loaded: Any = load(model) if isinstance(model, str | Path) else model
     plan = planned(loaded)
     check_in_memory(loaded)
-    if fewer := [choice for choice in plan.weights if choice.weight.top_k and choice.changed]:
+    if fewer := [choice for choice in plan.weights if choice.weight.is_routed and choice.changed]:
         expected, remedy = "as many experts as its config says in every layer", "Open the checkpoint as it is."
         raise CheckpointError(fewer[0].description, expected, remedy)
     return loaded, plan

@@ -91,7 +91,7 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
         module: Any = model.get_submodule(choice.name)
         result = _described(as_linear(module))
         biased = any(name.endswith("bias") for name in result)
-        if choice.weight.top_k:
+        if choice.weight.is_routed:
             due = resized(module, **choice.module.sizes) if choice.changed else module
         else:
             due = empty_stored(choice, biased, "meta", model.dtype)

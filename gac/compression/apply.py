@@ -137,7 +137,7 @@ def build_modules(
 
 
 def _module(work: SiteBuild, weight: Weight, choice: WeightChoice) -> nn.Module | None:
-    if weight.top_k:
+    if weight.is_routed:
         return _routed_module(work, weight, choice)
     linear = work.linear(weight)
     parameters = tensors_of(form_named(choice.form)).parameters(work, weight, choice.dim)

@@ -211,7 +211,7 @@ class Form(ABC):
         return self.name.partition(":")[0]
 
     def applies_to(self, weight: Weight) -> bool:
-        return not weight.top_k
+        return not weight.is_routed
 
     def variants(self, weight: Weight) -> "tuple[Form, ...]":
         """The forms that the weight may have where this form is asked for: itself, or several of its kind."""

@@ -24,7 +24,7 @@ Snapshot = dict[str, Tensor]  # values of parameters by name; of a sharded model
 
 def trained_weights(plan: Plan, dense: bool) -> list[WeightChoice]:
     """The weights that change, or all of them; routers and routed experts stay as they are."""
-    return [choice for choice in plan.weights if (dense or choice.changed) and not choice.weight.top_k]
+    return [choice for choice in plan.weights if (dense or choice.changed) and not choice.weight.is_routed]
 
 
 class Trainables:

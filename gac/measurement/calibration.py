@@ -166,12 +166,12 @@ Source = Callable[[CalibrationRun, Sequence[Site]], Iterator[tuple[int, LayerMom
 def group_by_layer(sites: Sequence[Site]) -> dict[int, list[Weight]]:
     """The linear weights of each layer."""
     layers = groupby(sites, key=lambda site: site.layer)
-    return {layer: [each for site in group for each in site.weights if not each.top_k] for layer, group in layers}
+    return {layer: [each for site in group for each in site.weights if not each.is_routed] for layer, group in layers}
 
 
 def routed_by_layer(sites: Sequence[Site]) -> dict[int, Sequence[Weight]]:
     """The routers and routed experts of each layer that has such sites."""
-    return {site.layer: site.weights for site in sites if site.weights[0].top_k}
+    return {site.layer: site.weights for site in sites if site.weights[0].is_routed}
 
 
 def kept_on_disk(sites: Sequence[Site], attended: bool = False) -> bool:

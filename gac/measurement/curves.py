@@ -348,7 +348,7 @@ def fit_layer(
     losses: dict[str, Floats] = {}
     artifacts = dict(tensors)
     statistics = replace(statistics, artifacts=_chained(LayerArtifacts(artifacts), statistics.artifacts))
-    matrices = [statistics.model.get_parameter(f"{weight.name}.weight") for weight in weights if not weight.top_k]
+    matrices = [statistics.model.get_parameter(f"{weight.name}.weight") for weight in weights if not weight.is_routed]
     each = at_once(lambda form: [*tensors_of(form).measure(statistics, weights)], part.forms, matrices)
     for form, fits in zip(part.forms, each, strict=True):
         for fit in fits:

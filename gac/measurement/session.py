@@ -349,7 +349,7 @@ def load_dense_model(
         if sites != tuple(targeted):
             expected = "the sizes that its config had before the weights were read"
             raise ModelError("a model with another config", expected, "Allocate again.")
-        check_plain(loaded.model, [weight.name for site in targeted for weight in site.weights if not weight.top_k])
+        check_plain(loaded.model, [weight.name for site in targeted for weight in site.weights if not weight.is_routed])
     return loaded
 
 
@@ -382,7 +382,7 @@ def check_same_everywhere(ranks: Ranks, loaded: Loaded, digest: str, windows: Wi
 
 def targeted_digest(loaded: Loaded, sites: Sequence[Site]) -> str:
     """SHA-256 of the weights of the sites, which have to be of the sizes that the config gives them."""
-    weights = [weight for site in sites for weight in site.weights if not weight.top_k]
+    weights = [weight for site in sites for weight in site.weights if not weight.is_routed]
     check_sizes(loaded.model, weights)
     return model_digest(loaded.model, [weight.name for weight in weights])
 

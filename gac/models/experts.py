@@ -15,13 +15,6 @@ from gac.models.sites import LARGEST_SIZE, Weight
 STEPS = ("decoder_sparse_step", "moe_layer_interval")
 ROUTED = "moe"  # the kind of layers that are a mixture of experts alone
 
-REMOVABLE = (
-    *("flex_olmo", "gpt_oss", "mellum", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next"),
-    *("qwen3_omni_moe_text", "qwen3_vl_moe_text"),
-)
-"""Architectures of which some experts of a layer can go, with their rows of the router (``gac.forms.experts``): it is
-one matrix, and returns logits, and weights and numbers of the experts of each token. No expert differs from others."""
-
 
 @dataclass(frozen=True)
 class RoutedParams:
@@ -66,6 +59,9 @@ class Experts:
     stack: str = "mlp.experts"  # the module that holds the experts
     matrices: int = 3  # of an expert: 2 where nothing gates
     biased: bool = False
+    # Some experts of a layer can go, with their rows of the router: it is one matrix, and returns logits, and weights
+    # and numbers of the experts of each token. No expert differs from others.
+    removable: bool = False
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -115,9 +111,8 @@ class Experts:
 
 def _check_kinds(kinds: Sequence[str], layers: int) -> None:
     if len(kinds) != layers or not set(kinds) <= {_DENSE, _SPARSE}:
-        problem = (
-            f"a config with mlp_layer_types of {len(kinds)} entries ({', '.join(sorted(map(str, {*kinds})))[:40]})"
-        )
+        named = ", ".join(sorted(map(str, {*kinds})))[:40]
+        problem = f"a config with mlp_layer_types of {len(kinds)} entries ({named})"
         raise ModelError(problem, f"{layers}, one a layer, each {_DENSE} or {_SPARSE}", "Check config.json.")
 
 

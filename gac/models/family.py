@@ -8,7 +8,7 @@ from typing import Any
 
 from gac.core.errors import ModelError, PlanError
 from gac.models.attentions import heads_of, of_layer
-from gac.models.experts import REMOVABLE, ROUTED, Experts, RoutedParams
+from gac.models.experts import ROUTED, Experts, RoutedParams
 from gac.models.mixers import LatentAttention, Mixer, Width
 from gac.models.sites import LARGEST_SIZE, Side, Site, Weight, check_weight
 from gac.runtime.contract import COMPRESSED
@@ -118,8 +118,8 @@ class Family:
                 )
                 weights = tuple(_with_prefix(prefix, each, from_norms) for each in self._blocked(mlp, skippable))
                 sites.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
-            routes = self._routes(config, layer) if routed and model_type_of(config) in REMOVABLE else None
-            if routes is not None:
+            routes = self._routes(config, layer) if routed else None
+            if routes is not None and routes.removable:
                 weights = tuple(_with_prefix(prefix, each, ()) for each in routes.weights(config))
                 sites.append(Site(weights[-1].name, layer, "experts", weights))
         return tuple(sites)

@@ -11,6 +11,7 @@ _SHARED = SharedExpert("mlp.shared_experts", ("moe_intermediate_size", "n_shared
 _QWEN_SHARED = SharedExpert(
     "mlp.shared_expert", ("shared_expert_intermediate_size",), adds=False, gate="mlp.shared_expert_gate"
 )
+_QWEN_STEPPED = Experts(STEPPED, shared=_QWEN_SHARED, removable=True)
 GRANITE = Experts(
     EVERYWHERE,
     count="num_local_experts",
@@ -30,30 +31,36 @@ NEMOTRON = Experts(
     matrices=2,
 )
 _WIDE = partial(Experts, EVERYWHERE, width="intermediate_size")
+_REMOVABLE = partial(_WIDE, removable=True)
 _ROUTED = partial(Experts, count="n_routed_experts", shared=_SHARED)
 _DENSE_FIRST = _ROUTED(behind("first_k_dense_replace"))
 _LATENT = partial(Family, mixer=LATENT_ATTENTION, skips=(False, True))
 
 MIXTURES = (
-    Family(("qwen3_moe",), experts=Experts(STEPPED), towers=("qwen3_omni_moe_text", "qwen3_vl_moe_text")),
-    Family(("qwen2_moe",), experts=Experts(STEPPED, shared=_QWEN_SHARED)),
-    Family(("qwen3_next",), gated=True, mixer=QWEN3_NEXT, experts=Experts(STEPPED, shared=_QWEN_SHARED)),
-    Family(("qwen3_5_moe_text",), gated=True, mixer=GATED_DELTA_NET, experts=Experts(EVERYWHERE, shared=_QWEN_SHARED)),
-    Family(("mixtral", "minimax_m2"), experts=_WIDE(count="num_local_experts")),
-    Family(("olmoe",), experts=_WIDE()),
+    Family(
+        ("qwen3_moe",), experts=Experts(STEPPED, removable=True), towers=("qwen3_omni_moe_text", "qwen3_vl_moe_text")
+    ),
+    Family(("qwen2_moe",), experts=_QWEN_STEPPED),
+    Family(("qwen3_next",), gated=True, mixer=QWEN3_NEXT, experts=_QWEN_STEPPED),
+    Family(
+        ("qwen3_5_moe_text",), gated=True, mixer=GATED_DELTA_NET, experts=replace(_QWEN_STEPPED, routing=EVERYWHERE)
+    ),
+    Family(("mixtral",), experts=_REMOVABLE(count="num_local_experts")),
+    Family(("minimax_m2",), experts=_WIDE(count="num_local_experts")),
+    Family(("olmoe",), experts=_REMOVABLE()),
     Family(
         ("flex_olmo",),
         norms=("post_attention_layernorm", "post_feedforward_layernorm"),
         before=("", ""),
-        experts=_WIDE(),
+        experts=_REMOVABLE(),
     ),
     Family(("phimoe",), experts=_WIDE(count="num_local_experts", router="mlp.router")),
-    Family(("gpt_oss",), experts=_WIDE(count="num_local_experts", router="mlp.router", biased=True)),
+    Family(("gpt_oss",), experts=_REMOVABLE(count="num_local_experts", router="mlp.router", biased=True)),
     Family(("granitemoe",), factor="residual_multiplier", experts=replace(GRANITE, shared=None)),
     Family(("granitemoeshared", "granitemoe_swa"), factor="residual_multiplier", experts=GRANITE),
     Family(("glm4_moe", "dots1", "sarvam_moe"), experts=_DENSE_FIRST, towers=("glm4v_moe_text",)),
     Family(("solar_open",), experts=_ROUTED(EVERYWHERE)),
-    Family(("mellum",), experts=Experts(BY_KIND, count="num_local_experts")),
+    Family(("mellum",), experts=Experts(BY_KIND, count="num_local_experts", removable=True)),
     Family(
         ("exaone_moe", "hy_v3"),
         experts=Experts(BY_KIND, shared=replace(_SHARED, width=("moe_intermediate_size", "num_shared_experts"))),

@@ -58,6 +58,11 @@ class Weight:
         return self.out_features * self.in_features * max(self.experts, 1)
 
     @property
+    def is_routed(self) -> bool:
+        """True for a router and for routed experts."""
+        return self.top_k > 0
+
+    @property
     def scores(self) -> bool:
         """True for queries and keys: the gradients of their outputs are strongly correlated."""
         return not self.to_residual and self.neurons is None and self.values is None

@@ -398,7 +398,7 @@ class ResolvedRecipe:
     @property
     def weight_names(self) -> list[str]:
         """Those of the linear weights."""
-        return [weight.name for site in self.targeted for weight in site.weights if not weight.top_k]
+        return [weight.name for site in self.targeted for weight in site.weights if not weight.is_routed]
 
 
 def check_fraction(name: str, value: object) -> None:

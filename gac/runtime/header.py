@@ -153,9 +153,8 @@ def _module(name: str, dense: Any, described: Module) -> nn.Module:
         where = {"device": dense.weight.device, "dtype": dense.weight.dtype}
         module = kind(**described.sizes, bias=dense.bias is not None, **where)
     storage = storage_of(name, described)
-    if not next(
-        dense.parameters()
-    ).is_meta:  # a random model: weights that are read from files are on the meta device until then
+    # A random model has values; weights that are read from files are on the meta device until then.
+    if not next(dense.parameters()).is_meta:
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.02)
     return module if storage is None else store_in(storage, module)

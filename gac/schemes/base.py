@@ -94,7 +94,7 @@ class Scheme:
     input_dtype: ClassVar[str | None] = None
 
     def applies_to(self, weight: Weight) -> bool:
-        return not (self.lossy and weight.top_k)
+        return not (self.lossy and weight.is_routed)
 
     def supports(self, gemm: Operation) -> bool:
         """True if there is an operator for this GEMM, whatever its rows; always without a ``shape_requirement``."""

@@ -12,20 +12,27 @@ import torch
 import gac
 from gac.core.errors import BudgetError, CheckpointError, GacError, PlanError
 from gac.forms.experts import compensation
-from gac.models.experts import REMOVABLE
+from gac.models.families import family_of
 from gac.models.streaming import streamed
 from gac.runtime.architectures import factory_of
 from tests.compression.applying import IDS, logits
-from tests.models.small import MIXTURES, small_config, small_model
+from tests.models.small import MIXTURES, small_config, small_model, with_random_mlps
 from tests.models.test_wrappers import CODE
 from tests.refused import assert_refused
 from tests.small_pipeline import Small, has_state, state_of
 
 FEW = ("mixtral", "qwen2_moe", "gpt_oss")
 """The plain layout; with a shared expert, and weights that are not normalised; with biases and transposed experts."""
+
+
+def can_lose_experts(model_type: str) -> bool:
+    experts = family_of(small_config(model_type)).experts
+    return experts is not None and experts.removable
+
+
+OTHERS = [name for name in MIXTURES if can_lose_experts(name) and name not in FEW]
 removable = pytest.mark.parametrize(
-    "model_type",
-    [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in MIXTURES if name in REMOVABLE and name not in FEW)],
+    "model_type", [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
 
 
@@ -35,13 +42,7 @@ def model_of(model_type: str) -> Any:
 
 def mixing(model_type: str) -> Any:
     """A mixture whose experts differ more."""
-    model = model_of(model_type)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, values in model.named_parameters():
-            if ".mlp." in name:
-                values.normal_(std=0.15)
-    return model
+    return with_random_mlps(model_of(model_type), 0, 0.15)
 
 
 def counts_of(plan: gac.Plan) -> dict[str, int]:

@@ -21,7 +21,7 @@ from gac.measurement.curves import LayerFit, fit_layers, measure_curves
 from gac.measurement.runs import drawn_loss
 from gac.measurement.store import temporary_store
 from gac.models.examples import Example, Examples
-from tests.models.small import small_config, small_model
+from tests.models.small import small_config, small_model, with_random_mlps
 
 IDS = torch.arange(96).reshape(4, 24) * 7 % 251
 LAYER = 1
@@ -37,12 +37,7 @@ def model_of(model_type: str, normalised: bool | None) -> Any:
     model: Any = small_model(small_config(model_type, **named))
     if normalised is not None:
         model.config.norm_topk_prob = normalised
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, values in model.named_parameters():
-            if ".mlp." in name:
-                values.normal_(std=0.2)
-    return model
+    return with_random_mlps(model, 1, 0.2)
 
 
 def run_of(model: Any, method: str = "kfac", ids: Tensor = IDS) -> CalibrationRun:
@@ -142,11 +137,11 @@ def test_a_method_without_gradients_counts_every_token_alike() -> None:
 
 def test_a_sample_of_tokens_is_the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("mixtral", None)
-    whole = fit_of(model).losses[f"experts/{STACK}"]
+    complete = fit_of(model).losses[f"experts/{STACK}"]
     monkeypatch.setattr(routed, "TOKENS", 48)
     part, again = (fit_of(model).losses[f"experts/{STACK}"] for _ in range(2))
     assert (part == again).all()
-    assert not np.allclose(part[TOP_K:EXPERTS], whole[TOP_K:EXPERTS])
+    assert not np.allclose(part[TOP_K:EXPERTS], complete[TOP_K:EXPERTS])
 
 
 def test_experts_that_no_token_reached_go_first_and_are_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -294,8 +294,8 @@ def test_examples_are_told_apart_by_their_pixels(messages: Path) -> None:
 def test_what_is_longer_is_cut_behind_its_image(messages: Path) -> None:
     model = small("llava")
     processor, config = SmallProcessor(model), model.config
-    cut, whole = (read_examples(str(messages), processor, config, None, length)[0] for length in (15, LENGTH))
-    assert all(torch.equal(short.ids, long.ids[:15]) for short, long in zip(cut, whole, strict=True))
+    cut, uncut = (read_examples(str(messages), processor, config, None, length)[0] for length in (15, LENGTH))
+    assert all(torch.equal(short.ids, long.ids[:15]) for short, long in zip(cut, uncut, strict=True))
     result, complete = read_examples(str(messages), processor, config, 2, LENGTH, seed=1)
     assert len(result) == 2
     assert not complete

@@ -176,6 +176,16 @@ def small_model(config: Any) -> PreTrainedModel:
     return model
 
 
+def with_random_mlps(model: Any, seed: int, std: float) -> Any:
+    """The model, with larger random weights in its MLPs, so that experts and the choices of routers differ."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if ".mlp." in name:
+                values.normal_(std=std)
+    return model
+
+
 def linear_weights(model: Any) -> dict[str, tuple[int, int]]:
     """Outputs and inputs of the linear modules of the layers, outside of experts and routers, by their names."""
     family = family_of(model.config)

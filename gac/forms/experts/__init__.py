@@ -18,7 +18,7 @@ class Experts(Shorter):
     dim_counts_units = True
 
     def shortens(self, weight: Weight) -> Side | None:
-        if not weight.top_k:
+        if not weight.is_routed:
             return None
         return "in" if weight.experts else "out"
 

@@ -28,7 +28,7 @@ class ExpertsTensors(TensorForm):
         return None
 
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
-        routed = [weight for weight in weights if weight.top_k]
+        routed = [weight for weight in weights if weight.is_routed]
         for router, stack in zip(routed[::2], routed[1::2], strict=True):
             elimination = _eliminated(statistics, router, stack)
             _warn_of_unreached(elimination, stack)
