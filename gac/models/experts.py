@@ -87,7 +87,8 @@ class Experts:
         """The router and the routed experts."""
         count, active, width = (getattr(config, key) for key in (self.count, self.active, self.width))
         yield Weight(self.router, count, config.hidden_size, top_k=active)
-        yield Weight(self.stack, self.matrices * width, config.hidden_size, top_k=active, experts=count)
+        size = self.matrices * width
+        yield Weight(self.stack, size, config.hidden_size, top_k=active, experts=count, blocks=self.matrices)
 
     def check(self, config: Any) -> None:
         """Refuse sizes that no model can have, by a ModelError."""

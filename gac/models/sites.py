@@ -37,7 +37,8 @@ class Weight:
     heads: int = 0  # heads of its output (k_proj, v_proj: key-value heads) or input (o_proj: query heads)
     cached: bool = False  # the KV cache keeps its output (k_proj, v_proj), all but the queries
     as_values: bool = False  # it is cached as values too, which have no weight of their own
-    blocks: int = 1  # consecutive vectors of neurons on that side: 2 where gate and up are one weight
+    # Consecutive vectors of neurons on that side: 2 where gate and up are one weight, 3 of experts that hold all three.
+    blocks: int = 1
     queries: int = 0  # outputs that are queries, where one weight has queries, keys and values as outputs
     to_residual: bool = False  # its output is added to the residual stream (o_proj, down_proj), see ``ResidualPath``
     normed: bool = False  # a norm lies between that output and the stream

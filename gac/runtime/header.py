@@ -84,7 +84,7 @@ def replace_weights(model: Any, config: Any) -> None:
     for name, described in header.modules.items():
         name = name_in(model, name)
         dense: Any = modules.get(name)
-        routes = described.module == "Experts"
+        routes = described.module in ("Router", "Experts")
         if not (hasattr(dense, "num_experts") if routes else isinstance(dense, nn.Linear | Conv1D)):
             raise _wrong(
                 f"modules names {name!r}", f"{'routed experts' if routes else 'a linear weight'} of this model"
@@ -143,7 +143,7 @@ def _module(name: str, dense: Any, described: Module) -> nn.Module:
     kind, names = KINDS[described.module]
     _check_members(f"{name}.sizes", described.sizes, names)
     routes = kind is resized
-    largest = dense.num_experts if routes else max(dense.weight.shape)
+    largest = max(dense.num_experts, *next(dense.parameters()).shape) if routes else max(dense.weight.shape)
     for size, value in described.sizes.items():
         if not 1 <= value <= largest:
             raise _wrong(f"{name}.sizes.{size} is {value!r}", f"an integer from 1 to {largest}")

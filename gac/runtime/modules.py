@@ -127,7 +127,7 @@ def _sizes_of(make: Callable[..., nn.Module]) -> tuple[str, ...]:
 
 
 def resized(dense: Any, **sizes: int) -> Any:
-    """Return a router, or routed experts, like these with fewer experts; parameters are allocated, not initialised."""
+    """Return a router, or routed experts, like these of other sizes; parameters are allocated, not initialised."""
     module = copy(dense)
     modeling_gac.resize(module, **sizes)
     return module
@@ -141,6 +141,7 @@ KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "LatentLinear": (LatentLinear, ("in_features", "groups", "rank", "out_features")),
     "RoundedLatentLinear": (LatentLinear, ("in_features", "groups", "rank", "out_features", "bits")),
     "ValueLinear": (ValueLinear, ("in_features", "heads", "length")),
-    "Experts": (resized, ("experts",)),
+    "Router": (resized, ("experts",)),
+    "Experts": (resized, ("experts", "width")),
 }
 """The modules that a weight can be, by the name that ``config.json`` gives them, and the sizes that make one."""

@@ -56,7 +56,10 @@ def test_only_that_form_and_no_scheme_takes_a_router_or_experts() -> None:
 def test_parameters_and_modules_of_a_count() -> None:
     router, stack = expert_sites()[0].weights
     assert [FORM.params(weight, 5) * EXPERTS for weight in (router, stack)] == [5 * router.params, 5 * stack.params]
-    assert [str(FORM.module(weight, 5)) for weight in (router, stack)] == ["Experts(experts=5)"] * 2
+    assert [str(FORM.module(weight, 5)) for weight in (router, stack)] == [
+        "Router(experts=5)",
+        "Experts(experts=5, width=48)",
+    ]
 
 
 @pytest.mark.parametrize("dim", [1, 9])

@@ -35,7 +35,9 @@ class Experts(Shorter):
         return dim * weight.in_features  # whole matrices, whose sides stay aligned
 
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
-        return ModuleSpec("Experts", {"experts": dim})
+        if not weight.experts:
+            return ModuleSpec("Router", {"experts": dim})
+        return ModuleSpec("Experts", {"experts": dim, "width": weight.out_features // weight.blocks})
 
     def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
         return ()

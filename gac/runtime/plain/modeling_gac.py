@@ -289,9 +289,15 @@ class SkippedBlock(nn.Module):
         return (y, None) if self.attention else y  # attentions return their weights too
 
 
-def resize(dense: Any, experts: int) -> None:
-    """Give a router, or routed experts, room for fewer of them. Their values are read from files."""
-    rows = {name: nn.Parameter(old.new_empty(experts, *old.shape[1:])) for name, old in dense._parameters.items()}
+def resize(dense: Any, experts: int, width: int | None = None) -> None:
+    """Give a router, or routed experts, room for fewer of them, of ``width`` neurons. Values are read from files."""
+    transposed, rows = getattr(dense, "is_transposed", False), {}
+    for name, old in dense._parameters.items():
+        shape, down = [experts, *old.shape[1:]], name.startswith("down_proj")
+        if width is not None and name != "down_proj_bias":
+            axis = 1 if down == transposed else -1
+            shape[axis] = old.shape[axis] * width // dense.down_proj.shape[1 if transposed else -1]
+        rows[name] = nn.Parameter(old.new_empty(shape))
     vars(dense).update(num_experts=experts, _parameters=rows)
 
 
@@ -383,7 +389,7 @@ class CompressedModel:
         prefix = f"{self.base_model_prefix}." if self.base_model is self else ""  # of names in a causal LM
         for name, described in header["modules"].items():
             path, dense = name.removeprefix(prefix), self.get_submodule(name.removeprefix(prefix))
-            if described["module"] == "Experts":
+            if described["module"] in ("Router", "Experts"):
                 resize(dense, **described["sizes"])
                 continue
             how = {"bias": dense.bias is not None, "device": dense.weight.device, "dtype": dense.weight.dtype}
