@@ -240,6 +240,10 @@ class Form(ABC):
     def sides(self, weight: Weight, dim: int) -> tuple[int, int]:
         return weight.in_features, weight.out_features * max(weight.experts, 1)
 
+    def routed_sizes(self, weight: Weight, dim: int) -> tuple[int, int]:
+        """The number of routed experts, and the neurons of each."""
+        return weight.experts, weight.expert_width
+
     def label(self, dim: int) -> str:
         """A weight at this dim in a few letters, for tables: ``r 192``."""
         return f"{self.symbol} {dim}"
