@@ -22,8 +22,8 @@ from gac.runtime.modules import resized
 
 DAMPING = (0.1, 1.0, 10.0, 100.0, inf)
 """Times the mean diagonal of the moment; one of them is taken in each layer."""
-BLOCK = 64
-"""Tokens of the sample that are held out together: every other block is."""
+BLOCKS = 16
+"""Parts of the sample, of which every other one is held out: tokens near each other are alike."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Layer:
         self.experts, self.routing, self.tokens = experts, routing, tokens
         self.counts, self.gradients = tokens.counts.double(), tokens.gradients.double()
         places = torch.arange(len(tokens.inputs), device=tokens.inputs.device)
-        self.held_out = places // BLOCK % 2 == 1
+        self.held_out = places * BLOCKS // len(places) % 2 == 1
 
     @cached_property
     def wrote(self) -> Tensor:
@@ -63,6 +63,7 @@ class Layer:
     def without(self, kept: Tensor, neurons: Tensor) -> "Remainder":
         """Return the layer with some experts, ascending, and the ``neurons (kept, width)`` of each."""
         fewer = resized(self.experts, experts=len(kept), width=neurons.shape[1])
+        vars(fewer).pop("forward", None)  # of accelerate, where weights are streamed
         fewer.load_state_dict(parameters_at(self.experts, kept, neurons), assign=True)
         numbers, weights = self.routing.weights(kept)
         numbers = torch.searchsorted(kept, numbers)

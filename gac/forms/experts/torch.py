@@ -14,7 +14,7 @@ from gac.forms.curvature.metric import RoutedTokens
 from gac.forms.experts import Experts, widths
 from gac.forms.experts.compensation import Layer, Remainder
 from gac.forms.experts.elimination import Elimination, Routing, eliminate, products
-from gac.forms.experts.neurons import neuron_order, parameters_at, width_of
+from gac.forms.experts.neurons import neuron_order, parameters_at
 from gac.forms.narrow.elimination import last_to_go
 from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm
 from gac.models.sites import Weight
@@ -63,21 +63,22 @@ class ExpertsTensors(TensorForm):
 
     @torch.no_grad()
     def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
-        stack = next(other for other in build.weights if other.experts)
-        order, orders, damping = (build.artifacts.of(BASE, name, stack) for name in ("order", "neurons", "damping"))
-        kept = last_to_go(order, dim)
         router, experts = (build.statistics.model.get_submodule(each.name) for each in build.weights)
-        if not weight.experts:
-            return {name: values.detach()[kept] for name, values in router.named_parameters()}
-        width = self.form.routed_sizes(weight, dim)[1]
-        neurons = orders[kept, width_of(experts) - width :].sort(dim=1).values
-        rows = parameters_at(experts, kept, neurons)
-        if dim < weight.experts or width < weight.expert_width:
-            names = (field.name for field in fields(RoutedTokens))
-            tokens = RoutedTokens(*(build.artifacts.of(BASE, name, stack) for name in names))
-            remainder = Layer(experts, Routing(router, tokens.inputs), tokens).without(kept, neurons)
-            rows["down_proj"] = remainder.down_proj(float(damping))
-        return rows
+        with on_its_device(router), on_its_device(experts):
+            stack = next(other for other in build.weights if other.experts)
+            kept = last_to_go(build.artifacts.of(BASE, "order", stack), dim)
+            if not weight.experts:
+                return {name: values.detach()[kept] for name, values in router.named_parameters()}
+            width = self.form.routed_sizes(weight, dim)[1]
+            orders, damping = (build.artifacts.of(BASE, name, stack) for name in ("neurons", "damping"))
+            neurons = orders[kept, weight.expert_width - width :].sort(dim=1).values
+            rows = parameters_at(experts, kept, neurons)
+            if dim < weight.experts or width < weight.expert_width:
+                names = (field.name for field in fields(RoutedTokens))
+                tokens = RoutedTokens(*(build.artifacts.of(BASE, name, stack) for name in names))
+                remainder = Layer(experts, Routing(router, tokens.inputs), tokens).without(kept, neurons)
+                rows["down_proj"] = remainder.down_proj(float(damping))
+            return rows
 
 
 @torch.no_grad()
@@ -111,13 +112,13 @@ def _losses(layer: Layer, elimination: Elimination, neurons: Tensor, stack: Weig
     """Measure some counts at some widths; between them what narrower experts lose further is linear in both."""
     counts = np.unique(np.linspace(stack.top_k, stack.experts, COUNTS).round().astype(np.int64))
     every, axis = stack.expert_width, np.arange(stack.experts + 1)
-    some = [grid[place] for place in np.unique(np.linspace(1, len(grid) - 1, WIDTHS).round().astype(np.int64))]
+    some = [grid[place] for place in np.unique(np.linspace(0, len(grid) - 1, WIDTHS + 1).round().astype(np.int64))][1:]
 
     def remainder(count: int, width: int) -> Remainder:
         kept = last_to_go(elimination.order, count)
         return layer.without(kept, neurons[kept, every - width :].sort(dim=1).values)
 
-    damping = remainder(int(counts[len(counts) // 2]), some[len(some) // 2]).damping
+    damping = remainder(int(counts[len(counts) // 2]), [every, *some][len(some) // 2]).damping
     of_counts = [remainder(int(count), every) for count in counts[:-1]]
     left = np.array([each.loss(damping) for each in of_counts])
     before = np.array([each.loss(inf) for each in of_counts])
