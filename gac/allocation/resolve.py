@@ -28,6 +28,7 @@ from gac.models.sites import Site
 from gac.plan.costs import ns_of
 from gac.plan.engines import (
     ENGINES,
+    MIXTURE_STEPS,
     PAIR,
     STEPS,
     TRANSFORMERS,
@@ -74,7 +75,8 @@ def resolve(
     if method.forms:
         recipe = _with_method_forms(recipe, method)
     space, run, plain = recipe.space, recipe.deployment, recipe.rule == "loss" and not method.forms
-    steps = engine_steps(config, run, profile, space.schemes) if profile.measured_in(STEPS[0], DTYPE) else {}
+    in_engine = any(profile.measured_in(step, DTYPE) for step in (STEPS[0], MIXTURE_STEPS[0]))
+    steps = engine_steps(config, run, profile, space.schemes) if in_engine else {}
     if run.engine is not None:
         engine = ENGINES[run.engine]
         _check_engine(engine, space, run)
@@ -163,7 +165,8 @@ def engine_steps(config: Any, run: Deployment, profile: Profile, schemes: Sequen
         return {}
     served = replace(run, engine=VLLM.name, workloads=tuple(known))
     full, half = (
-        DenseModel.of(family_of(each).sites(each), profile, served) for each in (config, with_half_mlps(config))
+        DenseModel.of(family_of(each).sites(each, routed=True), profile, served)
+        for each in (config, with_half_mlps(config))
     )
     pairs = _all_paired(family_of(config).sites(config), full.timing)
     count, steps = sum(len(rows.dims[0]) for rows in pairs), {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
-from gac.core.operations import Operation, attend, linear
+from gac.core.operations import Operation, attend, linear, routed
 from gac.models.sites import Side, Weight
 
 Split = Literal["colwise", "colwise_gather", "rowwise"]
@@ -97,6 +97,9 @@ class Latency:
 
     def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
         """The GEMMs as one operation for ``rows`` tokens."""
+        if weight.experts:
+            experts, width = self.form.routed_sizes(weight, dim)
+            return routed(rows, experts, weight.top_k, weight.in_features, width)
         (only,) = self.gemms(weight, dim, rows)
         return only
 

@@ -118,7 +118,9 @@ def test_losses_are_those_of_a_mixture_written_out(
     for token, x in enumerate(inputs):
         for chance, expert in zip(chances[token], numbers[token].tolist(), strict=True):
             wrote = chance * written(model, expert, x)
-            unseen += FACTOR * float(counts[token] / counts.mean() * (wrote @ curvature @ wrote)) / len(inputs) ** 2 / TOP_K
+            unseen += (
+                FACTOR * float(counts[token] / counts.mean() * (wrote @ curvature @ wrote)) / len(inputs) ** 2 / TOP_K
+            )
     expected = (np.maximum.accumulate(losses) + unseen * np.arange(len(losses)))[::-1]
     np.testing.assert_allclose(measured[TOP_K:], expected, rtol=1e-5)
     assert measured[TOP_K] > measured[EXPERTS - 1] > 0
