@@ -19,7 +19,11 @@ SERVED_MULTIMODAL = (
     "smolvlm",
 )
 """Multimodal architectures whose classes in vLLM 0.32 were seen to run compressed decoders."""
-_RUN = ("Linear", "LowRankLinear", "Absent", "Constant")
+SERVED_MIXTURES = (
+    *("deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"),
+)
+"""Mixtures of experts whose classes in vLLM 0.26 and 0.32 were seen to run compressed models."""
+_RUN = ("Linear", "LowRankLinear", "Absent", "Constant", "Router", "Experts")
 """Modules that the engine runs, as ``config.json`` calls them."""
 _logger = logging.getLogger("gac")
 
@@ -61,7 +65,7 @@ def is_served(config: Any) -> bool:
     """Return whether the plugin serves compressed models of the architecture."""
     model_type = str(getattr(config, "model_type", "")).removeprefix(COMPRESSED)
     if experts_of(config):
-        return False
+        return model_type in SERVED_MIXTURES and not is_multimodal(config)
     return model_type in SERVED_MULTIMODAL if is_multimodal(config) else model_type not in NOT_SERVED
 
 

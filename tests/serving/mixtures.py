@@ -1,0 +1,72 @@
+"""Small compressed mixtures of experts, whose layers keep different numbers of experts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gac.checkpoint.planned import attach_plan
+from gac.compression.apply import empty_module
+from gac.forms.planned_sites import targeted_sites
+from gac.models.families import family_of
+from gac.models.linears import as_linear
+from gac.runtime.modules import resized
+from tests.changed import with_measured
+from tests.compression.compressed import MakePlan, share_inputs
+from tests.models.small import small_config, small_model, with_random_mlps
+from tests.serving.engine import Request, generate_from, prompts
+
+LAYERS, COUNTS = 4, (5, 8, 3, 6)
+"""Experts by layer, of eight."""
+
+
+def mixture(model_type: str, **changed: Any) -> Any:
+    """Make a small dense mixture."""
+    sizes = {"hidden_size": 128, "num_hidden_layers": LAYERS} | changed
+    return with_random_mlps(small_model(small_config(model_type, **sizes)), 0, 0.1)
+
+
+def changes(config: Any, counts: Sequence[int] = COUNTS) -> dict[str, tuple[str, int]]:
+    """Fewer experts where these can go; pairs of attention in every other layer, and a narrower MLP or shared expert."""
+    experts, chosen = family_of(config).experts, {}
+    for site in targeted_sites(config, ("experts",)):
+        for weight in site.weights:
+            if weight.is_routed:
+                if experts is not None and experts.removable and counts[site.layer] < (weight.experts or 8):
+                    chosen[weight.name] = ("experts", counts[site.layer])
+            elif weight.neurons:
+                if site.layer in (0, 2):
+                    chosen[weight.name] = ("narrow", 32)
+            elif site.layer % 2:
+                chosen[weight.name] = ("low_rank", 16)
+    return {name: change for name, change in chosen.items() if change[1] < 8 or change[0] != "experts"}
+
+
+def mixed(model: Any, make_plan: MakePlan, chosen: dict[str, tuple[str, int]]) -> Any:
+    """Compress a mixture: its first experts stay as they are; other new weights are random."""
+    plan = with_measured(make_plan(model.config, chosen), family=model.config.model_type)
+    torch.manual_seed(1)
+    for choice in plan.weights:
+        dense: Any = model.get_submodule(choice.name)
+        if choice.form == "experts":
+            module = resized(dense, **choice.module.sizes)
+            for name, values in module.named_parameters():
+                values.data.copy_(dense.get_parameter(name)[: len(values)])
+            model.set_submodule(choice.name, module)
+        elif choice.form != "dense":
+            module = empty_module(choice, as_linear(dense).bias is not None, "cpu", model.dtype)
+            for values in module.parameters():
+                nn.init.normal_(values, std=0.1)
+            model.set_submodule(choice.name, module)
+    return attach_plan(share_inputs(model, plan.recipe.space.forms, False), plan).eval()
+
+
+def saved(model: Any, folder: Path, **options: Any) -> Request:
+    """Save a model in float32, with what ``generate`` says of six prompts."""
+    model.float().save_pretrained(folder)
+    some = prompts()[::4]
+    tokens, logprobs, rows = zip(*(generate_from(model, input_ids=torch.tensor([ids])) for ids in some), strict=True)
+    expected = {"tokens": [*tokens], "logprobs": [*logprobs], "rows": [*rows]}
+    return Request(folder, options, expected, prompts=some)
