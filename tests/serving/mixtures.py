@@ -15,17 +15,24 @@ from gac.models.linears import as_linear
 from gac.runtime.modules import resized
 from tests.changed import with_measured
 from tests.compression.compressed import MakePlan, share_inputs
-from tests.models.small import small_config, small_model, with_random_mlps
+from tests.models.small import EXPERTS, small_config, small_model, with_random_mlps
 from tests.serving.engine import Request, generate_from, prompts
 
 LAYERS, COUNTS = 4, (5, 8, 3, 6)
 """Experts by layer, of eight."""
 
 
+_ODD = {"glm4_moe": {"head_dim": 32}, "gpt_oss": {"intermediate_size": 64}}
+"""What vLLM's classes need besides: a size that transformers works out, and multiples of 32 where it pads none."""
+
+
 def mixture(model_type: str, **changed: Any) -> Any:
     """Make a small dense mixture."""
     sizes = {"hidden_size": 128, "num_hidden_layers": LAYERS} | changed
-    return with_random_mlps(small_model(small_config(model_type, **sizes)), 0, 0.1)
+    config = small_config(model_type, **sizes)
+    for name, value in _ODD.get(model_type, {}).items():
+        setattr(config, name, value)
+    return with_random_mlps(small_model(config), 0, 0.1)
 
 
 def changes(config: Any, counts: Sequence[int] = COUNTS) -> dict[str, tuple[str, int]]:
@@ -34,14 +41,19 @@ def changes(config: Any, counts: Sequence[int] = COUNTS) -> dict[str, tuple[str,
     for site in targeted_sites(config, ("experts",)):
         for weight in site.weights:
             if weight.is_routed:
-                if experts is not None and experts.removable and counts[site.layer] < (weight.experts or 8):
+                if experts is not None and experts.removable and counts[site.layer] < EXPERTS:
                     chosen[weight.name] = ("experts", counts[site.layer])
             elif weight.neurons:
                 if site.layer in (0, 2):
                     chosen[weight.name] = ("narrow", 32)
             elif site.layer % 2:
                 chosen[weight.name] = ("low_rank", 16)
-    return {name: change for name, change in chosen.items() if change[1] < 8 or change[0] != "experts"}
+    return chosen
+
+
+def experts_alone(config: Any, counts: Sequence[int] = COUNTS) -> dict[str, tuple[str, int]]:
+    """Of ``changes``, fewer experts."""
+    return {name: change for name, change in changes(config, counts).items() if change[0] == "experts"}
 
 
 def mixed(model: Any, make_plan: MakePlan, chosen: dict[str, tuple[str, int]]) -> Any:

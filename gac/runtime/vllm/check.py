@@ -20,7 +20,7 @@ SERVED_MULTIMODAL = (
 )
 """Multimodal architectures whose classes in vLLM 0.32 were seen to run compressed decoders."""
 SERVED_MIXTURES = (
-    *("deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"),
+    *("glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"),
 )
 """Mixtures of experts whose classes in vLLM 0.26 and 0.32 were seen to run compressed models."""
 _RUN = ("Linear", "LowRankLinear", "Absent", "Constant", "Router", "Experts")

@@ -18,6 +18,7 @@ from vllm.model_executor.layers import fused_moe
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from gac.runtime.header import Module
+from gac.runtime.vllm.tuned import use_nearest_configs
 
 _FACTORY = "FusedMoEFactory" if hasattr(fused_moe, "FusedMoEFactory") else "FusedMoE"  # vLLM 0.26 has the shorter name
 _MODELS = "vllm.model_executor.models."
@@ -100,6 +101,7 @@ def sized_experts(modules: Mapping[str, Module], used: set[str], loading: _Loadi
         used.add(planned[name][0])
         return planned[name][1]
 
+    use_nearest_configs()
     with ExitStack() as stack:
         for kind in _linear_kinds():
             if "__init__" in vars(kind):
