@@ -13,7 +13,7 @@ from gac.forms.planned_sites import targeted_sites
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.runtime.modules import resized
-from tests.changed import with_measured
+from tests.changed import edited, with_measured
 from tests.compression.compressed import MakePlan, share_inputs
 from tests.models.small import EXPERTS, small_config, small_model, with_random_mlps
 from tests.serving.engine import Request, generate_from, prompts
@@ -82,3 +82,20 @@ def saved(model: Any, folder: Path, **options: Any) -> Request:
     tokens, logprobs, rows = zip(*(generate_from(model, input_ids=torch.tensor([ids])) for ids in some), strict=True)
     expected = {"tokens": [*tokens], "logprobs": [*logprobs], "rows": [*rows]}
     return Request(folder, options, expected, prompts=some)
+
+
+def saved_narrower(model: Any, widths: Sequence[int], folder: Path) -> Request:
+    """Save a mixture whose experts have, by layer, the first neurons alone; ``config.json`` says so."""
+    stacks = {name: module for name, module in model.named_modules() if hasattr(module, "gate_up_proj")}
+    for (name, stack), width in zip(stacks.items(), widths, strict=True):
+        narrower = resized(stack, experts=len(stack.down_proj), width=width)
+        gate, up = stack.gate_up_proj.data.chunk(2, 1)
+        narrower.gate_up_proj.data.copy_(torch.cat([gate[:, :width], up[:, :width]], 1))
+        narrower.down_proj.data.copy_(stack.down_proj.data[..., :width])
+        model.set_submodule(name, narrower)
+    request = saved(model, folder)
+    with edited(folder / "config.json") as config:
+        for (name, stack), width in zip(stacks.items(), widths, strict=True):
+            sizes = {"experts": len(stack.down_proj), "width": width}
+            config["gac"]["modules"][name] = {"form": "experts", "dim": sizes["experts"], "module": "Experts", "sizes": sizes}
+    return request

@@ -15,6 +15,7 @@ class Experts(Shorter):
     symbol = "e"
     meaning = "experts that a layer keeps"
     loss = LossMeasure(uses_routed_tokens=True)
+    served = True
     dim_counts_units = True
 
     def shortens(self, weight: Weight) -> Side | None:
