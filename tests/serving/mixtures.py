@@ -97,5 +97,10 @@ def saved_narrower(model: Any, widths: Sequence[int], folder: Path) -> Request:
     with edited(folder / "config.json") as config:
         for (name, stack), width in zip(stacks.items(), widths, strict=True):
             sizes = {"experts": len(stack.down_proj), "width": width}
-            config["gac"]["modules"][name] = {"form": "experts", "dim": sizes["experts"], "module": "Experts", "sizes": sizes}
+            config["gac"]["modules"][name] = {
+                "form": "experts",
+                "dim": sizes["experts"],
+                "module": "Experts",
+                "sizes": sizes,
+            }
     return request

@@ -71,7 +71,7 @@ _GRANITE = {
 _LOADING = {
     "mixtral": _Loading(_MIXTRAL, ("w1", "w3", "w2")),
     "granitemoe": _Loading(_GRANITE, ()),
-    "gpt_oss": _Loading(matrices=()),
+    "gpt_oss": _Loading({".self_attn.": ".attn."}, ()),
 }
 """Classes that load them in another way than Qwen's."""
 
@@ -81,14 +81,14 @@ def loading_of(model_type: str) -> _Loading:
 
 
 @contextmanager
-def sized_experts(modules: Mapping[str, Module], used: set[str], loading: _Loading) -> Iterator[None]:
+def sized_experts(modules: Mapping[str, Module], used: set[str]) -> Iterator[None]:
     """Let the routers and the routed experts that are made take the sizes of a plan.
 
     Args:
-        modules: of the plan.
+        modules: of the plan, by their names in vLLM.
         used: names of those that were made, to be added to.
     """
-    planned = {loading.name(name): (name, each.sizes) for name, each in modules.items() if each.module in KINDS}
+    planned = {name: module.sizes for name, module in modules.items() if module.module in KINDS}
     if not planned:
         yield
         return
@@ -98,8 +98,8 @@ def sized_experts(modules: Mapping[str, Module], used: set[str], loading: _Loadi
     def take(name: str) -> Mapping[str, int] | None:
         if name not in planned:
             return None
-        used.add(planned[name][0])
-        return planned[name][1]
+        used.add(name)
+        return planned[name]
 
     use_nearest_configs()
     with ExitStack() as stack:

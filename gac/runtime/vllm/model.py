@@ -55,12 +55,13 @@ class _Compressed:
         header = header_of(config)
         assert header is not None, "``Checks`` has read it"
         packed = {**_PACKED, **(getattr(self, "packed_modules_mapping", None) or {})}
-        planned = PlannedConfig(header.modules, packed)
+        self._loading = loading_of(config.model_type)
+        modules = {self._loading.name(name): module for name, module in header.modules.items()}
+        planned = PlannedConfig(modules, packed)
         if is_multimodal(config) and (mapper := getattr(self, "hf_to_vllm_mapper", None)) is not None:
             planned.apply_vllm_mapper(mapper)
         vllm_config.quant_config = planned
-        self._loading = loading_of(config.model_type)
-        with sized_experts(planned.modules, planned.used, self._loading):
+        with sized_experts(planned.modules, planned.used):
             super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         for name in sorted(planned.modules.keys() - planned.used):
             raise ValueError(f"{name} has no layer in vLLM's {type(self).__name__}; expected every weight to have one.")
@@ -68,7 +69,8 @@ class _Compressed:
         self._skipped = {block["block"]: f"{block['block']}.{block['output']}" for block in header.skipped}
         for block in header.skipped:
             constant = header.modules[self._skipped[block["block"]]].module == "Constant"
-            name, norms = planned.name_of(block["block"]), [planned.name_of(norm) for norm in block["norms"]]
+            name = planned.name_of(self._loading.name(block["block"]))
+            norms = [planned.name_of(norm) for norm in block["norms"]]
             skip(self, vllm_config, {**block, "block": name, "norms": norms}, constant)
         if header.head is not None:
             store_embeddings(self, header.head, vllm_config.model_config.dtype)  # type: ignore[arg-type]
