@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gac
-from gac.core.errors import BudgetError, CheckpointError, GacError, PlanError
+from gac.core.errors import BudgetError, CheckpointError, PlanError
 from gac.forms.experts import compensation
 from gac.forms.experts.compensation import Remainder
 from gac.models.families import family_of
@@ -175,16 +175,13 @@ def test_other_mixtures_are_refused_by_name(model_type: str, small: Small) -> No
     assert_refused(lambda: experts_alone(small, dense), problem, error=PlanError)
 
 
-def test_vllm_and_stock_configs_are_refused(small: Small, tmp_path: Path) -> None:
-    dense = model_of("mixtral")
-    assert_refused(lambda: experts_alone(small, dense, engine="vllm"), "form experts for engine vllm", error=PlanError)
-    model = small.compress(experts_alone(small, dense), model=dense)
-    for merge in (False, True):
-        assert_refused(
-            lambda merge=merge: gac.export(model, tmp_path / "stock", merge=merge),
-            "model.layers.0.mlp.gate is experts",
-            error=GacError,
-        )
+def test_experts_are_chosen_for_vllm_where_it_serves_the_mixture(small: Small) -> None:
+    plan = experts_alone(small, model_of("mixtral"), engine="vllm")
+    assert plan.recipe.deployment.engine == "vllm"
+    assert counts_of(plan)
+    dense = model_of("qwen3_next")
+    problem = "a qwen3_next, a mixture of experts, for engine vllm"
+    assert_refused(lambda: experts_alone(small, dense, engine="vllm"), problem, "mixtral", error=PlanError)
 
 
 def test_a_changed_count_is_refused(small: Small, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class Experts(Shorter):
     symbol = "e"
     meaning = "experts that a layer keeps / neurons of each"
     loss = LossMeasure(uses_routed_tokens=True)
+    served = True
     dim_counts_units = True
 
     def __init__(self, width: int | None = None) -> None:
