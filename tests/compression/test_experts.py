@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gac
-from gac.core.errors import BudgetError, CheckpointError, GacError, PlanError
+from gac.core.errors import BudgetError, CheckpointError, PlanError
 from gac.forms.experts import compensation
 from gac.models.families import family_of
 from gac.models.streaming import streamed
