@@ -36,7 +36,7 @@ def mixture(model_type: str, **changed: Any) -> Any:
 
 
 def changes(config: Any, counts: Sequence[int] = COUNTS) -> dict[str, tuple[str, int]]:
-    """Fewer experts where these can go; pairs of attention in every other layer, and a narrower MLP or shared expert."""
+    """Fewer experts where these can go; pairs of attention in every other layer; narrower MLPs and shared experts."""
     experts, chosen = family_of(config).experts, {}
     for site in targeted_sites(config, ("experts",)):
         for weight in site.weights:
@@ -97,10 +97,6 @@ def saved_narrower(model: Any, widths: Sequence[int], folder: Path) -> Request:
     with edited(folder / "config.json") as config:
         for (name, stack), width in zip(stacks.items(), widths, strict=True):
             sizes = {"experts": len(stack.down_proj), "width": width}
-            config["gac"]["modules"][name] = {
-                "form": "experts",
-                "dim": sizes["experts"],
-                "module": "Experts",
-                "sizes": sizes,
-            }
+            module = {"form": "experts", "dim": sizes["experts"], "module": "Experts", "sizes": sizes}
+            config["gac"]["modules"][name] = module
     return request
