@@ -75,5 +75,5 @@ def test_casts_leave_the_numbers_alone() -> None:
 
 
 def test_experts_share_no_scale() -> None:
-    with pytest.raises(ValueError, match="experts of 64 rows .* expected a multiple of 128"):
+    with pytest.raises(ValueError, match=r"experts of 64 rows .* expected a multiple of 128"):
         _stored("fp8_block", _experts(*KINDS[0]))

@@ -21,7 +21,12 @@ from gac.runtime.storage.base import Storage, Tensors
 
 def _storages() -> dict[str, tuple[Callable[..., Storage], tuple[str, ...]]]:
     """Find the storages of this folder that have a plain class, so that a new one is a file and that class."""
-    modules = {file.name for file in iter_modules([str(Path(__file__).parent)])} - {"base", "embeddings", "experts", "modules"}
+    modules = {file.name for file in iter_modules([str(Path(__file__).parent)])} - {
+        "base",
+        "embeddings",
+        "experts",
+        "modules",
+    }
     files = [import_module(f"{__package__}.{name}") for name in sorted(modules)]
     kinds = [getattr(file, name) for name in modeling_gac.STORAGES for file in files if hasattr(file, name)]
     return {kind.__name__: (kind, tuple(field.name for field in fields(kind))) for kind in kinds}
