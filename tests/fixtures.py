@@ -26,8 +26,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import gac
 from gac.allocation.latencies import Timing, unnamed
 from gac.forms import FORMS, form_named
-from gac.forms.planned_sites import as_planned
-from gac.models.families import family_of, text_config
+from gac.forms.planned_sites import as_planned, targeted_sites
+from gac.models.families import text_config
 from gac.models.sites import Site, Weight
 from gac.plan.plan import (
     SCHEMA,
@@ -275,7 +275,7 @@ def make_plan() -> Callable[[LlamaConfig, Changes], Plan]:
 
 def _make_plan(config: LlamaConfig, changes: Changes) -> Plan:
     forms = tuple(dict.fromkeys(("low_rank", "narrow", *(form for form, _ in changes.values() if form != "dense"))))
-    planned = as_planned(family_of(config).sites(config), forms, fused=False)
+    planned = as_planned(targeted_sites(config, forms), forms, fused=False)
     sites = tuple(_site_choice(site, changes) for site in planned)
     used, total = sum(site.params for site in sites), sum(site.dense_params for site in sites)
     text = text_config(config)

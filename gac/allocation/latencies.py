@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gac.core.arrays import Ints
-from gac.core.operations import Operation, linear, round_inputs
+from gac.core.operations import Operation, linear, round_inputs, routed
 from gac.core.workloads import Workload
 from gac.forms import Form, form_named
 from gac.forms.tensor_parallel import split_fused
@@ -64,14 +64,21 @@ class Timing:
         latency = np.full((count, len(self.workloads)), UNKNOWN, dtype=np.int64)
         return latency, np.full_like(latency, MEASURED)
 
+    @property
+    def times_experts(self) -> bool:
+        """False where the table has no routed experts: plans then leave experts and routers out of latencies."""
+        operator = self.engine.operation(routed(1, 1, 1, 1, 1), DTYPE).operator
+        return self.profile is not None and self.profile.measured_in(operator, DTYPE)
+
     def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Latencies:
-        if weight.is_routed:  # no table has them: plans leave experts and routers out of latencies
+        if weight.is_routed and not self.times_experts:
             latency, origin = self.unknown(len(dims))
             return np.zeros_like(latency), origin
         if not form.latency.timed and form.latency.gemm_after_fused(weight, 1, 1) is not None:  # in no table as one
             widths = self._for_all(_at_each(partial(split_fused, form, gpus=self.gpus), weight, dims))
             return add(self.of_shared(weight, widths, scheme), self._second_gemm(form, weight, dims, scheme))
-        sizes, axis = self._for_all(_at_each(form.size, weight, dims)), form.latency.axis(weight)
+        counted = dims if weight.is_routed else _at_each(form.size, weight, dims)
+        sizes, axis = self._for_all(counted), form.latency.axis(weight)
         return self._along(
             lambda rows: form.latency.operation(weight, int(dims[0]), rows), axis, sizes, scheme, weight.input_from_norm
         )

@@ -28,6 +28,7 @@ from gac.models.sites import Site
 from gac.plan.costs import ns_of
 from gac.plan.engines import (
     ENGINES,
+    MIXTURE_STEPS,
     PAIR,
     STEPS,
     TRANSFORMERS,
@@ -42,6 +43,8 @@ from gac.plan.evidence import ProfileUsed
 from gac.plan.recipe import Deployment, Recipe, Refit, ResolvedRecipe, Space
 from gac.plan.summary import profile_command
 from gac.profiling.table import Profile
+from gac.runtime.contract import experts_of
+from gac.runtime.vllm.check import SERVED_MIXTURES, is_served
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 if TYPE_CHECKING:
@@ -74,10 +77,11 @@ def resolve(
     if method.forms:
         recipe = _with_method_forms(recipe, method)
     space, run, plain = recipe.space, recipe.deployment, recipe.rule == "loss" and not method.forms
-    steps = engine_steps(config, run, profile, space.schemes) if profile.measured_in(STEPS[0], DTYPE) else {}
+    in_engine = any(profile.measured_in(step, DTYPE) for step in (STEPS[0], MIXTURE_STEPS[0]))
+    steps = engine_steps(config, run, profile, space.schemes) if in_engine else {}
     if run.engine is not None:
         engine = ENGINES[run.engine]
-        _check_engine(engine, space, run)
+        _check_engine(engine, space, run, config)
     else:
         as_served = plain and run.fuse is None and space.head == DEFAULT_SCHEME
         engine = VLLM if steps and as_served and VLLM.unserved(space.forms, space.schemes) is None else TRANSFORMERS
@@ -137,12 +141,15 @@ def without_needless_runs(resolved: ResolvedRecipe, profile: Profile) -> Resolve
     return replace(resolved, recipe=replace(recipe, space=space), sites=sites)
 
 
-def _check_engine(engine: Engine, space: Space, run: Deployment) -> None:
+def _check_engine(engine: Engine, space: Space, run: Deployment, config: Any) -> None:
     if (unserved := engine.unserved(space.forms, space.schemes)) is not None:
         served = ", ".join(form.name for form in FORMS if form.served)
         expected = f"the forms {served}, which it runs at full speed, and schemes with kernels"
         remedy = f"Leave it out, or plan for {TRANSFORMERS.name}."
         raise PlanError(f"{unserved} for engine {engine.name}", expected, remedy)
+    if engine.plugin and experts_of(config) and not is_served(config):
+        problem = f"a {config.model_type}, a mixture of experts, for engine {engine.name}"
+        raise PlanError(problem, f"one of {', '.join(SERVED_MIXTURES)}", f"Plan for {TRANSFORMERS.name}.")
     if engine.shares and run.fuse is False:
         raise GacError(f"fuse=False for engine {engine.name}", "shared GEMMs, which it always has", "Leave fuse out.")
 
@@ -163,7 +170,8 @@ def engine_steps(config: Any, run: Deployment, profile: Profile, schemes: Sequen
         return {}
     served = replace(run, engine=VLLM.name, workloads=tuple(known))
     full, half = (
-        DenseModel.of(family_of(each).sites(each), profile, served) for each in (config, with_half_mlps(config))
+        DenseModel.of(family_of(each).sites(each, routed=True), profile, served)
+        for each in (config, with_half_mlps(config))
     )
     pairs = _all_paired(family_of(config).sites(config), full.timing)
     count, steps = sum(len(rows.dims[0]) for rows in pairs), {}

@@ -55,7 +55,8 @@ def export(
         model: from ``compress`` or ``load``, or the directory of one.
         merge: multiply low-rank pairs out and fill with zeros what was shortened, up to the dense dims: the same
             function up to rounding, neither smaller nor faster than the dense model. False keeps the dims, which a
-            stock config can say only where MLPs alone are narrower, by as much in every layer.
+            stock config can say only where MLPs alone are narrower, by as much in every layer, and every layer has as
+            many experts, as wide.
         compressed_tensors: leave weights of few bits as they are, with a ``quantization_config`` that transformers
             reads where compressed-tensors is installed, and vLLM; embedding and head are written in the model's dtype
             all the same. False writes all in the model's dtype.
@@ -102,10 +103,34 @@ def opened(model: PreTrainedModel | str | Path) -> tuple[Any, Plan]:
     loaded: Any = load(model) if isinstance(model, str | Path) else model
     plan = planned(loaded)
     check_in_memory(loaded)
-    if fewer := [choice for choice in plan.weights if choice.weight.is_routed and choice.changed]:
-        expected, remedy = "as many experts as its config says in every layer", "Open the checkpoint as it is."
-        raise CheckpointError(fewer[0].description, expected, remedy)
     return loaded, plan
+
+
+def _fewer_experts(stock: Any, plan: Plan, merge: bool) -> None:
+    """Make the experts of a stock config as many, and as wide, as the plan's; a CheckpointError if it cannot say so."""
+    changed = [choice for choice in plan.weights if choice.weight.is_routed and choice.changed]
+    if not changed:
+        return
+    stacks = [choice for choice in plan.weights if choice.weight.experts]
+    sizes = [_experts_of(choice) for choice in stacks]
+    if merge or len({*sizes}) > 1:
+        least, most = min(sizes), max(sizes)
+        differ = f"{stacks[sizes.index(least)].name} has {least[0]} experts of {least[1]} neurons, "
+        differ += f"{stacks[sizes.index(most)].name} {most[0]} of {most[1]}"
+        problem = f"{changed[0].description}, to be merged" if merge else differ
+        expected = "a plan that a stock config can say: as many experts, as wide, in every layer"
+        raise CheckpointError(problem, expected, "Open the checkpoint as it is.")
+    experts, config = family_of(stock).experts, text_config(stock)
+    assert experts is not None, "the plan has weights of experts"
+    for key, size in zip((experts.count, experts.width), sizes[0], strict=True):
+        setattr(config, key, size)
+
+
+def _experts_of(choice: WeightChoice) -> tuple[int, int]:
+    """Return the number of experts of a layer, and their neurons."""
+    if not choice.changed:
+        return choice.weight.experts, choice.weight.out_features // choice.weight.blocks
+    return choice.module.sizes["experts"], choice.module.sizes["width"]
 
 
 def stock_model(model: Any, plan: Plan, merge: bool) -> Any:
@@ -115,6 +140,7 @@ def stock_model(model: Any, plan: Plan, merge: bool) -> Any:
     config.__class__ = CONFIG_MAPPING[config.model_type]
     del config.gac, config.auto_map
     vars(config).pop(LAYOUT, None)
+    _fewer_experts(config, plan, merge)
     if merge:
         logger.warning("a merged model has the dense model's dims: it is neither smaller nor faster")
     else:
@@ -197,7 +223,7 @@ def _narrow_neurons(stock: Any, plan: Plan) -> None:
         setattr(text_config(stock), family.neurons, widths[0])
     sites = targeted_sites(stock, plan.recipe.space.forms)
     dense = {weight.name: weight for site in sites for weight in site.weights}
-    for choice in plan.weights:
+    for choice in (choice for choice in plan.weights if not choice.weight.is_routed):
         expected = form_named("dense").module(dense[choice.name], 0)
         if choice.module != expected:
             uneven = choice.weight.neurons and choice.module.module == expected.module and len({*widths}) > 1

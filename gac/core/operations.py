@@ -29,6 +29,15 @@ def batched_gemm(b: int, m: int, k: int, n: int) -> Operation:
     return Operation("batched_gemm", (("b", b), ("m", m), ("k", k), ("n", n)))
 
 
+EXPERTS = "experts"
+"""The operator of a layer's routed experts."""
+
+
+def routed(m: int, e: int, t: int, k: int, n: int) -> Operation:
+    """Routed experts of m tokens, each through t of e experts of n neurons, with k features."""
+    return Operation(EXPERTS, (("m", m), ("e", e), ("t", t), ("k", k), ("n", n)))
+
+
 def round_inputs(numbers: str, m: int, k: int) -> Operation:
     """Quantise every row of ``x[m, k]`` from 16 bits to 8 (``fp8``, ``int8``), with a scale."""
     return Operation(f"round_to_{numbers}", (("m", m), ("k", k)))

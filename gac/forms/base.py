@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
-from gac.core.operations import Operation, attend, linear
+from gac.core.operations import Operation, attend, linear, routed
 from gac.models.sites import Side, Weight
 
 Split = Literal["colwise", "colwise_gather", "rowwise"]
@@ -97,6 +97,9 @@ class Latency:
 
     def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
         """The GEMMs as one operation for ``rows`` tokens."""
+        if weight.experts:
+            experts, width = self.form.routed_sizes(weight, dim)
+            return routed(rows, experts, weight.top_k, weight.in_features, width)
         (only,) = self.gemms(weight, dim, rows)
         return only
 
@@ -239,6 +242,10 @@ class Form(ABC):
 
     def sides(self, weight: Weight, dim: int) -> tuple[int, int]:
         return weight.in_features, weight.out_features * max(weight.experts, 1)
+
+    def routed_sizes(self, weight: Weight, dim: int) -> tuple[int, int]:
+        """The number of routed experts, and the neurons of each."""
+        return weight.experts, weight.expert_width
 
     def label(self, dim: int) -> str:
         """A weight at this dim in a few letters, for tables: ``r 192``."""

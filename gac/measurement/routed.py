@@ -17,7 +17,7 @@ from gac.measurement.sums import TINY, RunningSums
 from gac.models.examples import Examples, TokenWindows
 from gac.models.sites import Weight
 
-TOKENS = 8192
+TOKENS = 16384
 """Tokens of a text that are kept: the same in every layer, drawn from all of its windows."""
 NAMES = ("inputs", "counts", "gradients", "power")
 

@@ -124,6 +124,11 @@ class Family:
                 sites.append(Site(weights[-1].name, layer, "experts", weights))
         return tuple(sites)
 
+    def is_plain_mixture(self, config: Any) -> bool:
+        """Return whether every layer is an attention and routed experts, which may become fewer."""
+        plain = replace(self, experts=None).is_plain and self.experts is not None and not self.experts.shared
+        return plain and all(self._routes(config, layer) for layer in range(config.num_hidden_layers))
+
     def routed_params(self, config: Any) -> RoutedParams | None:
         """Parameters of all routed experts, which no choice changes; None where there are none."""
         layers = len(self.routing_blocks(config))

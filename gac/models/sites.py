@@ -64,6 +64,11 @@ class Weight:
         return self.top_k > 0
 
     @property
+    def expert_width(self) -> int:
+        """Neurons of each routed expert."""
+        return self.out_features // self.blocks
+
+    @property
     def scores(self) -> bool:
         """True for queries and keys: the gradients of their outputs are strongly correlated."""
         return not self.to_residual and self.neurons is None and self.values is None

@@ -7,7 +7,7 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
-from gac.core.operations import Operation
+from gac.core.operations import EXPERTS, Operation
 from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.models.attentions import heads_of
@@ -20,6 +20,9 @@ from gac.schemes import DEFAULT_SCHEME, scheme_named, scheme_timed_as
 STEPS = ("engine_step", "served_step", "paired_step")
 """Operators of whole steps of a dense model in an engine: by its own class, by GAC's plugin, and there with every
 weight of attentions and MLPs as a low-rank pair."""
+
+MIXTURE_STEPS = tuple(f"{name}_of_experts" for name in STEPS)
+"""The same of a mixture whose layers all have routed experts alone, with their number and those of a token."""
 
 PAIR = form_named("low_rank")
 """The form of those pairs."""
@@ -41,9 +44,9 @@ class Engine:
     few_rows: int = 0
 
     def operation(self, operation: Operation, dtype: str) -> Operation:
-        """Return the operation as the engine runs it: a GEMM of 16 bits and few rows by the name of its own kernels."""
+        """Return the operation as the engine runs it: routed experts and GEMMs of few rows in kernels of its own."""
         is_wide = dtype in ("bf16", "fp16") and operation.operator in ("linear", "low_rank")
-        served = is_wide and operation.axes["m"] <= self.few_rows
+        served = (is_wide and operation.axes["m"] <= self.few_rows) or (self.plugin and operation.operator == EXPERTS)
         return replace(operation, operator=f"served_{operation.operator}") if served else operation
 
     def has_kernels(self, operation: Operation, dtype: str) -> bool:
@@ -104,12 +107,14 @@ def steps_of(config: Any, workload: Workload) -> tuple[Operation, ...]:
         config: a transformers config of a text model, or its shapes.
 
     Returns:
-        Four operations: ``engine_step``, ``served_step``, that with MLPs of half the width, and ``paired_step``. None
-        where the config does not name its sizes as Llama's does, or layers are not alike.
+        Four operations: ``engine_step``, ``served_step``, that with MLPs or experts of half the width, and
+        ``paired_step``. None where the config does not name its sizes as Llama's does, or layers are not alike.
     """
-    if getattr(config, "intermediate_size", None) is None or not family_of(config).is_plain:
+    family = family_of(config)
+    names = MIXTURE_STEPS if family.experts else STEPS
+    if getattr(config, "intermediate_size", None) is None or not (family.is_plain or family.is_plain_mixture(config)):
         return ()
-    engine, served, paired = (_step(name, config, workload) for name in STEPS)
+    engine, served, paired = (_step(name, config, workload) for name in names)
     return engine, served, _step(served.operator, with_half_mlps(config), workload), paired
 
 
@@ -119,21 +124,23 @@ def paired_rank(weight: Weight) -> int:
 
 
 def with_half_mlps(config: Any) -> Any:
-    """Return a copy of a config, or of shapes, with MLPs of half the width."""
-    neurons = config.intermediate_size // 2
+    """Return a copy of a config, or of shapes, with MLPs, or routed experts, of half the width."""
+    experts = family_of(config).experts
+    key = experts.width if experts else "intermediate_size"
+    neurons = getattr(config, key) // 2
     if is_dataclass(config) and not isinstance(config, type):
         return replace(config, intermediate_size=neurons)
     halved = copy.copy(config)
-    halved.intermediate_size = neurons
+    setattr(halved, key, neurons)
     return halved
 
 
 def _step(name: str, config: Any, workload: Workload) -> Operation:
-    heads = heads_of(config)
+    heads, experts = heads_of(config), family_of(config).experts
     axes = {
         "layers": config.num_hidden_layers,
         "hidden": config.hidden_size,
-        "neurons": config.intermediate_size,
+        "neurons": getattr(config, experts.width) if experts else config.intermediate_size,
         "h": heads.queries,
         "kv": heads.cached,
         "d": heads.length,
@@ -142,4 +149,6 @@ def _step(name: str, config: Any, workload: Workload) -> Operation:
         "s": workload.rows // workload.batch,
         "t": workload.tokens,
     }
+    if experts:
+        axes |= {"experts": getattr(config, experts.count), "top_k": getattr(config, experts.active)}
     return Operation(name, tuple(axes.items()))

@@ -11,7 +11,7 @@ from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.plan.costs import BYTES, COSTS, PARAMS, Cost
 from gac.plan.engines import VLLM
-from gac.plan.evidence import Healed, Measured
+from gac.plan.evidence import Healed
 from gac.plan.layers import lossy_schemes
 from gac.plan.recipe import Deployment, Recipe, Space
 from gac.plan.record import Limit, PlanRecord, SingleGpuComparison, WorkloadLatency
@@ -50,7 +50,7 @@ def facts(plan: PlanRecord) -> list[tuple[str, str]]:
         ("forms", f"{counts}{fusion(plan)}{_REFITTED[plan.recipe.refit or 'none']}"),
         ("alignment", aligned or "everything stays dense"),
         ("head", _head(plan)),
-        ("experts", _experts(measured)),
+        ("experts", _experts(plan)),
         ("rotated", str(measured.rotation or "")),
         ("grid", ON_GRID if measured.on_grid else ""),
         *_loss(plan),
@@ -89,12 +89,16 @@ def _memory(plan: PlanRecord) -> str:
     )
 
 
-def _experts(measured: Measured) -> str:
+def _experts(plan: PlanRecord) -> str:
+    measured = plan.measured
     if layers := measured.expert_tokens:
         least = min(layers, key=lambda layer: layer.least)
         median = min(layer.median for layer in layers)
         reached = f"of {least.sampled:,} tokens {least.least:,} or more reach each expert (layer {least.layer})"
-        return f"{reached},\nand half of the experts of a layer {median:,} or more; latencies leave them out"
+        routed = {weight.name for weight in plan.weights if weight.weight.experts}
+        timed = any(any(site.latency_ns) for site in plan.sites if {weight.name for weight in site.weights} & routed)
+        left_out = "" if timed or not plan.recipe.deployment.workloads else "; latencies leave them out"
+        return f"{reached},\nand half of the experts of a layer {median:,} or more{left_out}"
     if (experts := measured.experts) is None:
         return ""
     share = f"{100 * experts.params / measured.params:.0f} % of the model"
@@ -286,9 +290,8 @@ def profile_command(model: str, recipe: Recipe | None, *workloads: str) -> str:
     options: dict[str, Any] = {"model": model, "workloads": workloads}
     space, run = (Space(), Deployment()) if recipe is None else (recipe.space, recipe.deployment)
     options["schemes"] = tuple(name for name in space.schemes if scheme_named(name).lossy)
-    timed = tuple(name for name in space.forms if not form_named(name).loss.uses_routed_tokens)
-    if {*timed} - {*DEFAULT_FORMS}:
-        options["forms"] = timed
+    if {*space.forms} - {*DEFAULT_FORMS}:
+        options["forms"] = space.forms
     if run.engine == VLLM.name:
         options["engine"] = VLLM.name
     if run.tensor_parallel > 1:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from gac.core.workloads import Workload
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
-from gac.plan.engines import STEPS, steps_of
+from gac.plan.engines import MIXTURE_STEPS, STEPS, steps_of
 from gac.profiling.table import Profile
 from gac.schemes import scheme_timed_as
 
 _GEMMS = ("linear", "served_linear")
-_ENGINE_STEP, _SERVED_STEP, _ = STEPS
 Shape = tuple[tuple[str, int], ...]
 
 
@@ -52,14 +51,15 @@ def known_models(profile: Profile) -> tuple[ModelRows, ...]:
 def known_steps(profile: Profile) -> tuple[ModelSteps, ...]:
     """List the models whose whole steps a table has: the engine's own in 16 bits, in other schemes the plugin's."""
     steps, kinds = defaultdict[tuple[str, str], list[str]](list), profile.measurements.kinds
-    in_engine = {kind.dtype for kind in kinds if kind.operator == _ENGINE_STEP}
-    dense = {shape for dtype in in_engine for shape in _shapes(profile, _ENGINE_STEP, dtype)}
-    for dtype in dict.fromkeys(kind.dtype for kind in kinds):
-        for shape in _shapes(profile, _ENGINE_STEP if dtype in in_engine else _SERVED_STEP, dtype):
-            if shape in dense:
-                axes = dict(shape)
-                workload = Workload("decode" if axes["s"] == 1 else "prefill", axes["b"], axes["t"])
-                steps[_model(shape, workload), _scheme(dtype)].append(str(workload))
+    for engine_step, served_step, _ in (STEPS, MIXTURE_STEPS):
+        in_engine = {kind.dtype for kind in kinds if kind.operator == engine_step}
+        dense = {shape for dtype in in_engine for shape in _shapes(profile, engine_step, dtype)}
+        for dtype in dict.fromkeys(kind.dtype for kind in kinds):
+            for shape in _shapes(profile, engine_step if dtype in in_engine else served_step, dtype):
+                if shape in dense:
+                    axes = dict(shape)
+                    workload = Workload("decode" if axes["s"] == 1 else "prefill", axes["b"], axes["t"])
+                    steps[_model(shape, workload), _scheme(dtype)].append(str(workload))
     return tuple(ModelSteps(*key, tuple(workloads)) for key, workloads in sorted(steps.items()))
 
 
@@ -68,7 +68,8 @@ def _model(shape: Shape, workload: Workload) -> str:
         if any(step.shape == shape for step in steps_of(shapes, workload)):
             return name
     axes = dict(shape)
-    return f"{axes['layers']} layers of {axes['hidden']}"
+    experts = f", {axes['experts']} experts" if "experts" in axes else ""
+    return f"{axes['layers']} layers of {axes['hidden']}{experts}"
 
 
 def _scheme(dtype: str) -> str:

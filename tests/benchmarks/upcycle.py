@@ -3,7 +3,7 @@
     python tests/benchmarks/upcycle.py upcycled-smollm2 --output upcycle.json
 
 No mixture with trained weights comes as a package, so this makes one. **It is no published model**: figures measured on
-it say so. Each layer's MLP becomes 8 experts of 1280 of its 1536 neurons, two of which run for each token. The inputs
+it say so. Each layer's MLP becomes 8 experts of 1408 of its 1536 neurons, two of which run for each token. The inputs
 of an MLP are clustered (k-means by cosine), an expert takes the neurons that write most for the tokens of its cluster,
 and the centroids begin as the router (neurons copied and split, as in arXiv 2212.05055 and 2110.01786). Then all of it
 is trained towards the logits of the dense model, on its own text and the calibration part of ``wiki-sample``, with
@@ -37,7 +37,7 @@ from gac.models.families import family_of
 from gac.models.loading import Loaded, load_model
 from tests.benchmarks.harness import write
 
-EXPERTS, TOP_K, WIDTH = 8, 2, 1280
+EXPERTS, TOP_K, WIDTH = 8, 2, 1408
 LENGTH = 1024
 CLUSTERING, ITERATIONS = 16, 20
 """Windows whose tokens are clustered, and the rounds of k-means."""

@@ -1,5 +1,6 @@
 """Models with fewer experts in some layers: compressed, saved, loaded in three ways, or refused."""
 
+import math
 import subprocess
 import sys
 from copy import deepcopy
@@ -10,13 +11,14 @@ import pytest
 import torch
 
 import gac
-from gac.core.errors import BudgetError, CheckpointError, GacError, PlanError
+from gac.core.errors import BudgetError, CheckpointError, PlanError
 from gac.forms.experts import compensation
+from gac.forms.experts.compensation import Remainder
 from gac.models.families import family_of
 from gac.models.streaming import streamed
 from gac.runtime.architectures import factory_of
 from tests.compression.applying import IDS, logits
-from tests.models.small import MIXTURES, small_config, small_model, with_random_mlps
+from tests.models.small import EXPERT_NEURONS, MIXTURES, small_config, small_model, with_random_mlps
 from tests.models.test_wrappers import CODE
 from tests.refused import assert_refused
 from tests.small_pipeline import Small, has_state, state_of
@@ -46,7 +48,19 @@ def mixing(model_type: str) -> Any:
 
 
 def counts_of(plan: gac.Plan) -> dict[str, int]:
-    return {choice.name: choice.dim for choice in plan.weights if choice.form == "experts"}
+    return {choice.name: choice.dim for choice in plan.weights if choice.form.startswith("experts")}
+
+
+def width_of(plan: gac.Plan, name: str) -> int:
+    choice = next(choice for choice in plan.weights if choice.name == name)
+    return choice.module.sizes["width"]
+
+
+def neurons_of(expert: torch.Tensor, key: str, model_type: str) -> torch.Tensor:
+    """What of an expert stays or goes as it is: the weights of a neuron, or all of them."""
+    if not key.startswith("gate_up_proj"):
+        return expert.flatten()[None]
+    return expert.mT.contiguous() if model_type == "gpt_oss" and expert.ndim == 2 else expert
 
 
 def experts_alone(small: Small, model: Any, budget: float = 0.6, **changed: Any) -> gac.Plan:
@@ -58,7 +72,7 @@ def test_from_a_plan_to_a_checkpoint_and_back(model_type: str, small: Small, tmp
     dense = model_of(model_type)
     before = state_of(dense)
     plan = small.allocate(0.6, model=dense, forms=("low_rank", "experts"), schemes=("bf16", "w8a16"))
-    assert min(counts_of(plan).values()) < 8
+    assert all(width_of(plan, name) < EXPERT_NEURONS for name in counts_of(plan) if name.endswith("experts"))
     assert plan.measured.experts is None
     model: Any = small.compress(plan, model=dense)
     gac.save(model, tmp_path / "saved")
@@ -74,9 +88,11 @@ def test_from_a_plan_to_a_checkpoint_and_back(model_type: str, small: Small, tmp
         for key, values in loaded.get_submodule(name).state_dict().items():
             rows = before[f"{name}.{key}"]
             assert len(values) == count <= len(rows)
-            if key == "down_proj" and count < 8:
-                continue
-            assert all(any(torch.equal(one, other) for other in rows) for one in values)
+            if key != "down_proj":  # which is fitted again
+                parts = {part.numpy().tobytes() for expert in rows for part in neurons_of(expert, key, model_type)}
+                assert all(
+                    part.numpy().tobytes() in parts for expert in values for part in neurons_of(expert, key, model_type)
+                )
 
     code = [sys.executable, "-c", CODE, str(tmp_path / "saved"), factory_of(type(dense.config)).__name__]
     subprocess.run(code, check=True, cwd=tmp_path)
@@ -85,9 +101,12 @@ def test_from_a_plan_to_a_checkpoint_and_back(model_type: str, small: Small, tmp
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
 def test_a_layer_with_fewer_experts_is_the_dense_one_without_the_others(
-    model_type: str, small: Small, monkeypatch: pytest.MonkeyPatch
+    model_type: str, small: Small, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(compensation, "DAMPING", ())
+    monkeypatch.setenv("GAC_HOME", str(tmp_path))
+    monkeypatch.setattr(compensation, "DAMPING", (math.inf,))
+    for module in ("gac.forms.experts.widths", "gac.forms.experts.torch.widths"):
+        monkeypatch.setattr(module, lambda _neurons: ())
     dense = model_of(model_type)
     plan = experts_alone(small, dense, refit="none")
     model: Any = small.compress(plan, model=model_of(model_type))
@@ -112,11 +131,11 @@ def test_a_layer_with_fewer_experts_is_the_dense_one_without_the_others(
 def test_the_predicted_loss_is_that_of_the_model(small: Small) -> None:
     dense = mixing("mixtral")
     plan = experts_alone(small, dense, 0.75, refit="none")
-    ids = torch.randint(0, 250, (8, 64))
+    ids = torch.tensor(small.tokenizer(small.text.read_text())["input_ids"][-512:]).view(8, 64)
     was = logits(dense, ids).log_softmax(-1)
     now = logits(small.compress(plan, model=dense), ids).log_softmax(-1)
     lost = float((was.exp() * (was - now)).sum(-1).mean())
-    assert 0.3 < lost / plan.prediction.loss < 3
+    assert 0.3 < lost / plan.prediction.loss < 3, (lost, plan.prediction.loss)
 
 
 def test_experts_that_stay_take_over_what_others_wrote(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,14 +150,14 @@ def test_experts_that_stay_take_over_what_others_wrote(small: Small, monkeypatch
     text = f"{small.text}:24x64"
     plan = experts_alone(small, dense, 0.5, refit="none", calibration=text)
     compensating = lost(dense, plan)
-    monkeypatch.setattr(compensation, "DAMPING", ())
+    monkeypatch.setattr(Remainder, "down_proj", lambda self, _damping: self.experts.down_proj.detach())
     assert compensating < 0.95 * lost(dense, plan)
 
 
 def test_experts_are_chosen_beside_the_forms_of_other_weights(small: Small) -> None:
     plan = small.allocate(0.6, model=model_of("qwen2_moe"), forms=("low_rank", "narrow", "experts"))
     forms = {choice.form for choice in plan.weights}
-    assert "experts" in forms
+    assert any(form.startswith("experts") for form in forms)
     assert forms & {"low_rank", "narrow"}
     assert plan.size.used <= 0.6 * plan.size.total
     assert all(latency == 0 for site in plan.sites if site.kind == "experts" for latency in site.latency_ns)
@@ -156,16 +175,13 @@ def test_other_mixtures_are_refused_by_name(model_type: str, small: Small) -> No
     assert_refused(lambda: experts_alone(small, dense), problem, error=PlanError)
 
 
-def test_vllm_and_stock_configs_are_refused(small: Small, tmp_path: Path) -> None:
-    dense = model_of("mixtral")
-    assert_refused(lambda: experts_alone(small, dense, engine="vllm"), "form experts for engine vllm", error=PlanError)
-    model = small.compress(experts_alone(small, dense), model=dense)
-    for merge in (False, True):
-        assert_refused(
-            lambda merge=merge: gac.export(model, tmp_path / "stock", merge=merge),
-            "model.layers.0.mlp.gate is experts with dim",
-            error=GacError,
-        )
+def test_experts_are_chosen_for_vllm_where_it_serves_the_mixture(small: Small) -> None:
+    plan = experts_alone(small, model_of("mixtral"), engine="vllm")
+    assert plan.recipe.deployment.engine == "vllm"
+    assert counts_of(plan)
+    dense = model_of("qwen3_next")
+    problem = "a qwen3_next, a mixture of experts, for engine vllm"
+    assert_refused(lambda: experts_alone(small, dense, engine="vllm"), problem, "mixtral", error=PlanError)
 
 
 def test_a_changed_count_is_refused(small: Small, tmp_path: Path) -> None:

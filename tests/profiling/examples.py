@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from gac.plan.engines import STEPS
+from gac.plan.engines import MIXTURE_STEPS, STEPS
 from gac.profiling.operators import OPERATORS
 from gac.profiling.operators.base import Operator
 from gac.profiling.table import Sweep
@@ -27,6 +27,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 """They take several processes: ``tests/distributed`` runs them."""
 
 GPU_ONLY = {
+    "served_experts",
     *("int4_linear", "sdpa_efficient", "sdpa_efficient_causal", "sdpa_cudnn", "sdpa_cudnn_causal"),
     *("latent_attention", "latent_attention_int8", "latent_attention_int4", *ROUNDINGS),
 }
@@ -36,6 +37,7 @@ EXAMPLES: Mapping[str, Mapping[str, int]] = {
     **dict.fromkeys(("linear", "linear_rowwise", "served_linear"), _LINEAR),
     **dict.fromkeys(("low_rank", "served_low_rank"), _PAIR),
     **dict.fromkeys(STEPS, _STEP),
+    **dict.fromkeys(MIXTURE_STEPS, _STEP | {"experts": 8, "top_k": 2}),
     "low_rank_shared": {"m": 70, "k": 96, "r": 23, "n": 130, "pairs": 3},
     "batched_gemm": {"b": 5, "m": 70, "k": 33, "n": 67},
     **dict.fromkeys(("batched_gemm_separate", "batched_gemm_bucketed", "batched_gemm_padded"), _HEADS),
@@ -43,6 +45,7 @@ EXAMPLES: Mapping[str, Mapping[str, int]] = {
     **{name: _ATTENTION for name in OPERATORS.names if name.startswith("sdpa")},
     **{name: _LATENTS for name in OPERATORS.names if name.startswith("latent_attention")},
     "copy": {"n": 300},
+    **{name: {"m": 37, "e": 5, "t": 2, "k": 48, "n": 24} for name in ("experts", "served_experts")},
     **{name: {"m": 3, "k": 48} for name in ROUNDINGS},
     **dict.fromkeys(COLLECTIVES, _COLLECTIVE),
 }
@@ -76,7 +79,8 @@ COUNTS: Mapping[str, Callable[..., int]] = {
     **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), lambda m, k, n, group: m * k * n),
     **{name: partial(attention, name.endswith("_causal")) for name in OPERATORS.names if name.startswith("sdpa")},
     **{name: latent_attention for name in OPERATORS.names if name.startswith("latent_attention")},
-    **dict.fromkeys(("copy", *ROUNDINGS, *COLLECTIVES, *STEPS), lambda **_axes: 0),
+    **dict.fromkeys(("experts", "served_experts"), lambda m, e, t, k, n: 3 * m * t * k * n),
+    **dict.fromkeys(("copy", *ROUNDINGS, *COLLECTIVES, *STEPS, *MIXTURE_STEPS), lambda **_axes: 0),
 }
 """Multiplications of each operator, as its GEMMs have them."""
 

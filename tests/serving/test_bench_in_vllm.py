@@ -4,12 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from gac.evaluation.engines.records import EngineBench
 from gac.plan.plan import Plan
 from tests.changed import edited
 from tests.cli.commands import refused, run
+from tests.models.small import small_model
 from tests.serving.engine import PYTHON, needs_vllm, save, small
+from tests.serving.mixtures import changes, mixed, mixture
 
 pytestmark = needs_vllm
 OPTIONS = ("--engine", "vllm", "--engine-python", PYTHON, "--engine-option", "dtype=float32")
@@ -42,6 +45,26 @@ def test_a_pair_is_timed_in_turns(make_plan: Callable[..., Plan], tmp_path: Path
         assert all(len(timing.ms_samples) == 2 and timing.graph_ms is None for timing in model.timings)
     assert "ratio" in result.stdout
     assert figure.stat().st_size > 1000
+
+
+def test_a_mixture_without_weights_is_timed(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    config = mixture("qwen3_moe").config
+    with torch.device("meta"):
+        model = mixed(small_model(config), make_plan, changes(config))
+    model.save_pretrained(tmp_path / "mixture", state_dict={})
+    words = (
+        "--engine-option",
+        "load_format=dummy",
+        "--workload",
+        "decode:2@16",
+        "--turns",
+        1,
+        "-o",
+        tmp_path / "b.json",
+    )
+    result = run("bench", tmp_path / "mixture", *OPTIONS, *EAGER, *words)
+    assert result.exit_code == 0, result.output
+    assert len(EngineBench.load(tmp_path / "b.json").models) == 1
 
 
 def test_an_architecture_that_the_engine_does_not_have_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 from gac.models.families import supported, wrappers
 from gac.runtime.contract import COMPRESSED, SCHEMA
-from gac.runtime.vllm.check import NOT_SERVED, SERVED_MULTIMODAL, refusal
+from gac.runtime.vllm.check import NOT_SERVED, SERVED_MIXTURES, SERVED_MULTIMODAL, refusal
+from tests.models.small import MIXTURES
 
 
 def test_multimodal_models_are_served_or_refused_by_name() -> None:
@@ -36,3 +37,24 @@ def test_architectures_that_the_plugin_does_not_serve_are_refused_by_name() -> N
             assert "transformers" in remedy
         else:
             assert value == "config.json has no key gac"
+
+
+def test_mixtures_are_served_or_refused_by_name() -> None:
+    assert set(SERVED_MIXTURES) < set(MIXTURES)
+    for model_type in MIXTURES:
+        config = SimpleNamespace(model_type=COMPRESSED + model_type, num_experts=8)
+        value, _, remedy = refusal(config) or ("", "", "")
+        if model_type in SERVED_MIXTURES:
+            assert value == "config.json has no key gac"
+        else:
+            assert value == f"model type {model_type!r}, a mixture of experts"
+            assert "transformers" in remedy
+
+
+def test_experts_of_few_bits_are_refused_by_name() -> None:
+    module = {"form": "dense", "dim": 8, "module": "Experts", "sizes": {"experts": 8, "width": 64}}
+    module |= {"scheme": "fp8", "storage": "fp8", "options": {}}
+    header = {"schema_version": SCHEMA, "modules": {"model.layers.0.mlp.experts": module}}
+    config = SimpleNamespace(model_type="gac_mixtral", num_local_experts=8, gac=header)
+    value, _, _ = refusal(config) or ("", "", "")
+    assert value == "model.layers.0.mlp.experts has scheme fp8, in which vLLM does not run experts"

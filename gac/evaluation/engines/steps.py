@@ -84,7 +84,7 @@ def _points(
     """Return the points of a model's runs: of the operations of ``steps_of``, and of ``served_step`` in each scheme."""
     steps = [steps_of(config, workload) for workload in workloads]
     if () in steps:
-        expected = "a config with hidden_size, intermediate_size and num_attention_heads"
+        expected = "a config with hidden_size, intermediate_size and num_attention_heads, and layers that are alike"
         raise ModelError(f"steps of {name} in an engine", expected, "Leave --engine out for this model.")
     runs = [(dtype, operations) for operations in zip(*steps, strict=True)]
     runs += [(scheme.dtype, tuple(served for _, served, *_ in steps)) for scheme in schemes]

@@ -90,6 +90,11 @@ class RoutedTokens:
     counts: Tensor
     gradients: Tensor
 
+    def some(self, most: int) -> "RoutedTokens":
+        """Return at most so many of the tokens, evenly spaced."""
+        chosen = slice(None, None, -(-len(self.inputs) // most))
+        return RoutedTokens(self.inputs[chosen], self.counts[chosen], self.gradients)
+
     def to(self, device: torch.device) -> "RoutedTokens":
         return RoutedTokens(self.inputs.to(device), self.counts.to(device), self.gradients.to(device))
 

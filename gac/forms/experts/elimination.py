@@ -86,18 +86,26 @@ def eliminate(routing: Routing, gram: Tensor, counts: Tensor, top_k: int) -> Eli
     kept = routing.experts
     dense = routing.weights(kept)
     losses, gone, experts = [0.0], list[int](), len(kept)
-    price = _pricing(gram, counts, dense)
+    price, unseen = _pricing(gram, counts, dense), _unseen(gram, counts, dense)
     while len(kept) > top_k:
         others = [torch.cat([kept[:place], kept[place + 1 :]]) for place in range(len(kept))]
         prices = torch.stack([price(routing.weights(other)) for other in others])
         least = int(prices.argmin())
         gone.append(int(kept[least]))
-        losses.append(float(prices[least]))
+        losses.append(float(prices[least]) + len(gone) * unseen)
         kept = others[least]
     losses += [losses[-1]] * top_k  # fewer than a token takes are no choice
     loss = np.maximum.accumulate(np.array(losses))[::-1].copy()
     order = torch.tensor([*gone, *kept.tolist()], device=kept.device)
     return Elimination(order, loss, torch.bincount(dense[0].flatten(), minlength=experts))
+
+
+def _unseen(gram: Tensor, counts: Tensor, dense: Weights) -> float:
+    """Return the loss of one token more that takes a removed expert, as it is on average: no expert is free."""
+    numbers, weights = dense
+    of_each = gram.diagonal(dim1=1, dim2=2).gather(1, numbers) * weights.to(gram.dtype).square()
+    lost = (counts.to(gram.dtype)[:, None] * of_each).mean()
+    return FACTOR * float(lost) / len(gram)
 
 
 def _pricing(gram: Tensor, counts: Tensor, dense: Weights) -> Callable[[Weights], Tensor]:

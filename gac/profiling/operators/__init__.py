@@ -8,7 +8,7 @@ from functools import cache, partial
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation
 from gac.core.registry import Registry, check_contract
-from gac.profiling.operators import attention, collectives, engine, gemm, latent, memory
+from gac.profiling.operators import attention, collectives, engine, experts, gemm, latent, memory
 from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES, Operator, Runner, stored_as
 from gac.profiling.operators.stored import StoredRunner
 
@@ -28,7 +28,7 @@ _NOT_PLANNED = {
 _places = {name: f"gac_extensions.lab.operators.{place}" for name, place in _NOT_PLANNED.items()}
 OPERATORS: Registry[Operator] = Registry("operator", _places, _check, ProfileError)
 
-for _module in (gemm, attention, latent, memory, collectives, engine):
+for _module in (gemm, attention, latent, memory, collectives, experts, engine):
     for _operator in _module.OPERATORS:
         OPERATORS.register(_operator)
 

@@ -2,7 +2,7 @@
 
 from typing import Any, NoReturn
 
-from gac.plan.engines import STEPS
+from gac.plan.engines import MIXTURE_STEPS, STEPS
 from gac.profiling.operators.base import Operator
 from gac.schemes import scheme_timed_as
 
@@ -13,7 +13,7 @@ class EngineStep(Operator):
     GAC's plugin also serves it with every weight of attentions and MLPs in a scheme.
     """
 
-    axes = ("layers", "hidden", "neurons", "h", "kv", "d", "vocabulary", "b", "s", "t")
+    axes: tuple[str, ...] = ("layers", "hidden", "neurons", "h", "kv", "d", "vocabulary", "b", "s", "t")
     compressed_axis = "layers"
     cublas = False
 
@@ -30,4 +30,10 @@ class EngineStep(Operator):
         self.run(*tensors)
 
 
-OPERATORS = tuple(map(EngineStep, STEPS))
+class MixtureStep(EngineStep):
+    """The same of a mixture: ``neurons`` are those of an expert, and ``top_k`` of ``experts`` work on a token."""
+
+    axes = (*EngineStep.axes, "experts", "top_k")
+
+
+OPERATORS = (*map(EngineStep, STEPS), *map(MixtureStep, MIXTURE_STEPS))

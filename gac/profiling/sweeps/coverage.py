@@ -5,12 +5,14 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from gac.core.arrays import COARSEST_CLASS
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation, linear, round_inputs
 from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, Form, form_named, variants_of
-from gac.forms.planned_sites import check_forms_fit, fuse_sites, without_misfits
+from gac.forms.planned_sites import check_forms_fit, fuse_sites, targeted_sites, without_misfits
 from gac.forms.tensor_parallel import check_splits, divides, moves_parts, split_fused, split_gemms
 from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
@@ -29,6 +31,7 @@ DimsOf = Callable[[int], tuple[int, ...]]  # dims to time along an axis that goe
 
 _CACHES: tuple[Cache, ...] = ("cold", "hot")
 _AFFORDED = 700
+_COUNTS = 9  # of experts
 _PERIOD = 256
 
 
@@ -57,7 +60,7 @@ def model_points(
         PlanError: a form or a scheme is unknown, or a form fits no weight of the model.
         ProfileError: there is no workload, the dtype is neither, or a form or a scheme cannot be timed.
     """
-    sites, rows = _sites(model), _rows(workloads, dtype)
+    sites, rows = targeted_sites(text_config(shapes_of(model)), forms), _rows(workloads, dtype)
     forms = without_misfits(sites, tuple(forms))
     check_forms_fit(sites, forms, text_config(shapes_of(model)).model_type)
     check_splits(sites, gpus)
@@ -230,8 +233,11 @@ def _dims(form: Form, weight: Weight, dims_of: DimsOf, gpus: int) -> tuple[int, 
         return ()
     if form.latency.axis(weight) is None:
         return (form.full(weight),)
+    if weight.experts:  # their latency is linear between counts
+        counts = np.linspace(form.least(weight), form.full(weight), _COUNTS)
+        return tuple(np.unique(counts.round().astype(int)).tolist())
     if form.dim_counts_units:
-        return tuple(range(1, form.full(weight)))
+        return tuple(range(form.least(weight), form.full(weight)))
     parts, largest = gpus if moves_parts(form, weight, gpus) else 1, form.max_useful_dim(weight)
     dims = {parts * dim for dim in dims_of(largest // parts)}
     if len(form.latency.gemms(weight, 1, 1)) > 1:  # one GEMM writes in parts what another one reads in full

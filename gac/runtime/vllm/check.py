@@ -19,7 +19,9 @@ SERVED_MULTIMODAL = (
     "smolvlm",
 )
 """Multimodal architectures whose classes in vLLM 0.32 were seen to run compressed decoders."""
-_RUN = ("Linear", "LowRankLinear", "Absent", "Constant")
+SERVED_MIXTURES = (*("glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"),)
+"""Mixtures of experts whose classes in vLLM 0.26 and 0.32 were seen to run compressed models."""
+_RUN = ("Linear", "LowRankLinear", "Absent", "Constant", "Router", "Experts")
 """Modules that the engine runs, as ``config.json`` calls them."""
 _logger = logging.getLogger("gac")
 
@@ -49,6 +51,9 @@ def refusal(config: Any) -> tuple[str, str, str] | None:
             problem = f"config.json, key gac: {name} is {kind!r}, which this version of GAC does not know"
             remedy = "Install the version of GAC that wrote it: pip install --upgrade gpu-aligned-compression."
             return problem, f"one of {', '.join(KINDS)}", remedy
+        if kind == "Experts" and module.storage is not None:
+            problem = f"{name} has scheme {module.scheme}, in which vLLM does not run experts"
+            return problem, "experts in 16 bits", "Plan without it, or run this checkpoint in transformers."
         form = getattr(module, "form", "")
         if kind not in _RUN or (form == "heads" and is_multimodal(config)):
             remedy = "Plan with gac allocate --engine vllm, or run this checkpoint in transformers."
@@ -61,7 +66,7 @@ def is_served(config: Any) -> bool:
     """Return whether the plugin serves compressed models of the architecture."""
     model_type = str(getattr(config, "model_type", "")).removeprefix(COMPRESSED)
     if experts_of(config):
-        return False
+        return model_type in SERVED_MIXTURES and not is_multimodal(config)
     return model_type in SERVED_MULTIMODAL if is_multimodal(config) else model_type not in NOT_SERVED
 
 

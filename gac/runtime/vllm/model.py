@@ -12,6 +12,7 @@ from gac.runtime.header import header_of
 from gac.runtime.vllm.check import is_multimodal
 from gac.runtime.vllm.elementwise import use_kernels
 from gac.runtime.vllm.embeddings import store_embeddings
+from gac.runtime.vllm.experts import loading_of, sized_experts
 from gac.runtime.vllm.heads import BACKEND, FewerHeads
 from gac.runtime.vllm.linear import DenseLinearMethod
 from gac.runtime.vllm.norms import stored_readers
@@ -54,18 +55,22 @@ class _Compressed:
         header = header_of(config)
         assert header is not None, "``Checks`` has read it"
         packed = {**_PACKED, **(getattr(self, "packed_modules_mapping", None) or {})}
-        planned = PlannedConfig(header.modules, packed)
+        self._loading = loading_of(config.model_type)
+        modules = {self._loading.name(name): module for name, module in header.modules.items()}
+        planned = PlannedConfig(modules, packed)
         if is_multimodal(config) and (mapper := getattr(self, "hf_to_vllm_mapper", None)) is not None:
             planned.apply_vllm_mapper(mapper)
         vllm_config.quant_config = planned
-        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        with sized_experts(planned.modules, planned.used):
+            super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         for name in sorted(planned.modules.keys() - planned.used):
             raise ValueError(f"{name} has no layer in vLLM's {type(self).__name__}; expected every weight to have one.")
         self._transposed = set(header.modules) if config.model_type in _CONV1D else set()
         self._skipped = {block["block"]: f"{block['block']}.{block['output']}" for block in header.skipped}
         for block in header.skipped:
             constant = header.modules[self._skipped[block["block"]]].module == "Constant"
-            name, norms = planned.name_of(block["block"]), [planned.name_of(norm) for norm in block["norms"]]
+            name = planned.name_of(self._loading.name(block["block"]))
+            norms = [planned.name_of(norm) for norm in block["norms"]]
             skip(self, vllm_config, {**block, "block": name, "norms": norms}, constant)
         if header.head is not None:
             store_embeddings(self, header.head, vllm_config.model_config.dtype)  # type: ignore[arg-type]
@@ -92,7 +97,7 @@ class _Compressed:
             for old, new in _PARAMETERS.items():
                 name = name.replace(old, new)
             transposed = name.endswith(".weight") and name.removesuffix(".weight") in self._transposed
-            yield name, tensor.t() if transposed else tensor
+            yield from self._loading.tensors(name, tensor.t() if transposed else tensor)
 
 
 def _join_activations(model: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase
+from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 
 from gac.runtime.header import Module
@@ -45,6 +45,8 @@ class PlannedConfig(QuantizationConfig):  # type: ignore[misc]
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
         if not isinstance(layer, LinearBase):
             return None
+        if (module := self.modules.get(prefix)) is not None and module.module == "Router":
+            return UnquantizedLinearMethod()
         block, _, name = prefix.rpartition(".")
         stacked = prefix in self.modules  # in transformers too
         names = [prefix] if stacked else [f"{block}.{sibling}" for sibling in self.packed.get(name, [name])]

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from gac.core import operations
 from gac.core.errors import ProfileError
 from gac.forms.low_rank import low_rank
-from gac.plan.engines import STEPS
+from gac.plan.engines import MIXTURE_STEPS, STEPS
 from gac.profiling.operators import OPERATORS, operation, runner_of
 from gac.profiling.operators.base import ITEM_BYTES, WORST_ERROR, Operand, Operator, Runner, relative_error
 from gac.profiling.sweeps.coverage import model_points
@@ -57,7 +57,7 @@ class Run(NamedTuple):
 RUNS = [
     (operator.name, dtype)
     for operator in OPERATORS
-    if operator.name not in {*GPU_ONLY, *COLLECTIVES, *STEPS}
+    if operator.name not in {*GPU_ONLY, *COLLECTIVES, *STEPS, *MIXTURE_STEPS}
     for dtype in (*operator.dtypes[::2], *schemes_of(operator)[::3])
 ]
 
@@ -85,7 +85,7 @@ def test_result_matches_the_description_and_float32_and_leaves_inputs_alone(read
     assert not any(bool(part.isnan().any()) for part in result)
     assert ready.error(result) < WORST_ERROR
     assert all(torch.equal(old.float(), new.float()) for old, new in zip(before, ready.tensors, strict=True))
-    new = ready.operator.name.startswith("sdpa") or ready.dtype not in ready.operator.dtypes
+    new = ready.operator.name.startswith(("sdpa", "experts")) or ready.dtype not in ready.operator.dtypes
     assert {part.data_ptr() for part in result}.issubset(out.data_ptr() for out in ready.outputs) != new
 
 
@@ -142,14 +142,14 @@ def operands(operator: Operator, axes: Mapping[str, int], dtype: str) -> tuple[O
 
 
 def test_its_operands_are_of_known_dtypes_and_of_sizes_from_1_and_its_results_too(operator, axes) -> None:
-    assert operator.stored == (bool(schemes_of(operator)) and operator.name not in STEPS)
+    assert operator.stored == (bool(schemes_of(operator)) and operator.name not in (*STEPS, *MIXTURE_STEPS))
     for dtype in schemes_of(operator) if operator.stored else ():
         activations, *weights = operator.inputs(axes, dtype)
         assert {operand.dtype for operand in (activations, *operator.outputs(axes, dtype))} == {"bf16"}
         assert {operand.dtype for operand in weights} == {dtype}
     floating = {"bf16", "fp16"} | ({"fp8", "int8", "fp32"} if operator.name in ROUNDINGS else set())
     for dtype in operator.dtypes:
-        assert operator.name in STEPS or operator.inputs(axes, dtype)[0].dtype == dtype
+        assert operator.name in (*STEPS, *MIXTURE_STEPS) or operator.inputs(axes, dtype)[0].dtype == dtype
         moved = operands(operator, axes, dtype)
         assert all(operand.dtype in ITEM_BYTES and min(operand.shape) >= 1 for operand in moved)
         assert {operand.dtype for operand in operator.outputs(axes, dtype)} <= floating
