@@ -93,7 +93,7 @@ class Experts(Shorter):
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
         if not weight.experts:
             return ModuleSpec("Router", {"experts": dim})
-        return ModuleSpec("Experts", dict(zip(("experts", "width"), self.routed_sizes(weight, dim), strict=True)))
+        return super().module(weight, dim)
 
     def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
         return ()

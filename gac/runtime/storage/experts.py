@@ -1,48 +1,26 @@
 """Routed experts whose matrices lie in a storage, those of one kind one above the other."""
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from gac.runtime.plain import modeling_gac
 from gac.runtime.storage.base import Storage, Tensors
-from gac.runtime.storage.modules import Stored
-
-MATRICES = ("gate_up_proj", "up_proj", "down_proj")
+from gac.runtime.storage.modules import StoredStack
 
 
-class StoredStack(Stored):
-    """Matrices ``(experts, out, in)`` in a storage."""
-
-    def __init__(self, storage: Storage, dense: Tensor, transposed: bool) -> None:
-        super().__init__(tuple((dense.mT if transposed else dense).shape), storage, device=dense.device)
-
-
-class StoredExperts(nn.Module):
+class StoredExperts(modeling_gac.StoredExperts):
     """Routed experts as transformers runs them, on values of the whole stack; inputs are not quantised."""
 
-    def __init__(self, storage: Storage, dense: Any) -> None:
-        super().__init__()
-        self._plain = (copy(dense),)  # no submodule
-        self.num_experts, self.is_transposed = dense.num_experts, getattr(dense, "is_transposed", False)
-        for name, values in dense.named_parameters(recurse=False):
-            stored = StoredStack(storage, values, self.is_transposed) if name in MATRICES else None
-            if stored is None:
-                self.register_parameter(name, values)
-            else:
-                self.add_module(name, stored)
-        vars(self._plain[0])["_parameters"] = {}
-        self.train(dense.training)
+    kind = StoredStack
 
-    def forward(self, hidden_states: Tensor, *routing: Any, **options: Any) -> Any:
-        experts = copy(self._plain[0])
-        values = {name: stack.values(hidden_states.dtype) for name, stack in self.named_children()}
-        if self.is_transposed:
-            values = {name: each.mT.contiguous() for name, each in values.items()}
-        vars(experts)["_parameters"] = {**self._parameters, **values}
-        return experts(hidden_states, *routing, **options)
+    def __init__(self, storage: Storage, dense: Any) -> None:
+        super().__init__(storage, dense)
+        for stack in self.children():
+            assert isinstance(stack, StoredStack)
+            stack.transposed = self.is_transposed
 
 
 def joined(storage: Storage, experts: Sequence[Tensors], rows: int, columns: int) -> dict[str, Tensor]:
