@@ -320,7 +320,8 @@ class StoredExperts(nn.Module):
         self.train(dense.training)
 
     def forward(self, x: Tensor, *routing: Any, **options: Any) -> Any:
-        values = {name: matrix.values(x.dtype).view(matrix.shape) for name, matrix in self._modules.items()}
+        matrices: Any = self._modules.items()
+        values = {name: matrix.values(x.dtype).view(matrix.shape) for name, matrix in matrices}
         values = {name: each.mT.contiguous() for name, each in values.items()} if self.is_transposed else values
         vars(experts := copy(self.plain[0]))["_parameters"] = {**self._parameters, **values}
         return experts(x, *routing, **options)
