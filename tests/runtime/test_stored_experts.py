@@ -77,3 +77,16 @@ def test_casts_leave_the_numbers_alone() -> None:
 def test_experts_share_no_scale() -> None:
     with pytest.raises(ValueError, match=r"experts of 64 rows .* expected a multiple of 128"):
         _stored("fp8_block", _experts(*KINDS[0]))
+
+
+@pytest.mark.parametrize(("config", "make"), KINDS)
+def test_bytes_of_fp8_decode_to_what_was_rounded(config: Any, make: Any) -> None:
+    stored, values = _stored("fp8", _experts(config, make))
+    for name, expected in values.items():
+        state = {key: each for key, each in stored.state_dict().items() if key.startswith(f"{name}.")}
+        codes = state[f"{name}.weight"].view(torch.uint8).numpy().astype(np.int64)
+        scale = state[f"{name}.weight_scale"].float().numpy()
+        power, fraction = codes >> 3 & 15, (codes & 7) / 8
+        number = np.where(power == 0, fraction * 2.0**-6, (1 + fraction) * 2.0 ** (power - 7))
+        decoded = np.where(codes >> 7, -number, number).astype(np.float32) * scale
+        np.testing.assert_array_equal(decoded.reshape(expected.shape), expected.numpy())

@@ -75,7 +75,9 @@ def loss_of_rounded(scheme: Scheme, experts: Any, router: Any, tokens: RoutedTok
     rounded for the rest of them.
     """
     held_out = Layer(experts, Routing(router, tokens.inputs), tokens).held_out
-    seen, unseen = (RoutedTokens(tokens.inputs[of], tokens.counts[of], tokens.gradients) for of in (~held_out, held_out))
+    seen, unseen = (
+        RoutedTokens(tokens.inputs[of], tokens.counts[of], tokens.gradients) for of in (~held_out, held_out)
+    )
     stored = rounded_to(scheme, experts, Routing(router, seen.inputs), seen, thorough=False)
     layer = Layer(experts, Routing(router, unseen.inputs), unseen)
     lost = (layer.wrote - layer.written_by(stored)).double()
