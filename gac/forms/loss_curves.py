@@ -101,7 +101,8 @@ class LossCurves:
         """With the curves of a lossy scheme: the loss of quantisation is added to that of the form.
 
         Of weights that a form takes together it is that of their dense ones, for each remaining parameter; of routed
-        experts it is all of that, as a token takes as many as before. Of a weight in a form with a parent form it is in the parent's curve, which counts all of its weights.
+        experts it is all of that, as a token takes as many as before. Of a weight in a form with a parent form it is in
+        the parent's curve, which counts all of its weights.
 
         Args:
             weights: of one layer.

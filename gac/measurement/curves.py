@@ -336,7 +336,7 @@ def _price_of_experts(statistics: Statistics, routed: Sequence[Weight], scheme: 
     """Price a scheme of a layer's routed experts, where it has some and the scheme takes them, likewise."""
     if not routed or not all(scheme_of(scheme, weight).applies_to(weight) for weight in routed):
         return {}
-    router, stack = routed
+    stack = routed[-1]
     assert statistics.routed is not None, f"the tokens of {stack.name} were not kept"
     chooses, experts = (statistics.model.get_submodule(weight.name) for weight in routed)
     with on_its_device(chooses), on_its_device(experts):

@@ -99,7 +99,7 @@ def test_a_plan_with_a_router_in_a_scheme_is_refused() -> None:
     router, stack = first.weights
     assert_refused(
         lambda: check_site(replace(first, weights=(replace(router, scheme="w8a16"), stack))),
-        "has model.layers.0.mlp.gate in w8a16",
+        "site model.layers.0.mlp.experts has model.layers.0.mlp.gate in w8a16",
         "a scheme that takes the weight",
         error=PlanError,
     )

@@ -1,4 +1,4 @@
-"""Routed experts in few bits: counts, widths and schemes chosen in one plan, saved, loaded in three ways, or refused."""
+"""Routed experts in few bits: counts, widths and schemes of one plan, saved, loaded in three ways, or refused."""
 
 import subprocess
 import sys
