@@ -34,7 +34,7 @@ from gac.models.sites import Site
 from gac.plan.costs import COSTS, columns_of
 from gac.plan.engines import Engine
 from gac.plan.recipe import Space
-from gac.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, scheme_named
+from gac.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, scheme_named, scheme_of
 
 
 def candidates(
@@ -175,7 +175,7 @@ class CandidateBuilder:
 
     def _separate(self, position: int) -> CandidateSet:
         weight, dense, options = self.site.weights[position], form_named("dense"), []
-        for scheme in self.schemes:
+        for scheme in dict.fromkeys(scheme_of(scheme, weight) for scheme in self.schemes):
             curve = self.curves.of(dense, weight, scheme.name)
             dims = runnable_dims(dense, scheme, weight, full_dim(weight), self.timing.gpus, self.timing.engine)
             options.append(weight_candidates(self.site, position, dense, scheme, dims, curve, self.timing))
@@ -216,7 +216,8 @@ class CandidateBuilder:
         for dim in dims.tolist():
             options = list(separate)
             for position in taken:
-                parts = [weight_candidates(self.site, position, form, scheme, np.array([dim]), None, self.timing)]
+                own = scheme_of(scheme, self.site.weights[position])
+                parts = [weight_candidates(self.site, position, form, own, np.array([dim]), None, self.timing)]
                 for variant in inside[position]:
                     if variant.shortening(1)[1] == dim:
                         parts += self._in_form(variant, scheme, position)
@@ -278,10 +279,11 @@ def zip_candidates(
     site: Site, forms: Sequence[Form], dims: Sequence[Ints], scheme: Scheme, timing: Timing
 ) -> CandidateSet:
     """Return every weight in its form, each at its dims, row by row, without losses."""
-    weights = enumerate(zip(forms, dims, strict=True))
+    schemes = [scheme_of(scheme, weight) for weight in site.weights]
+    weights = enumerate(zip(forms, schemes, dims, strict=True))
     rows = reduce(
         CandidateSet.paired,
-        [weight_candidates(site, position, form, scheme, its, None, timing) for position, (form, its) in weights],
+        [weight_candidates(site, position, form, its, some, None, timing) for position, (form, its, some) in weights],
     )
     return with_fused_gemm(rows, site, timing) if site.fused else rows
 

@@ -20,7 +20,7 @@ from gac.plan.recipe import Deployment, Recipe
 from gac.plan.summary import profile_command
 from gac.profiling.shipped import other_tables
 from gac.profiling.table import Profile
-from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
+from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named, scheme_of
 
 
 def total(sets: Sequence[CandidateSet], column: str) -> int | None:
@@ -119,9 +119,13 @@ def dense_by_scheme(sites: Sequence[Site], profile: Profile, recipe: Recipe) -> 
     run, models = recipe.deployment, dict[str, DenseModel]()
     engine = ENGINES[run.engine or TRANSFORMERS.name]
     for name in dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes)):
-        stored = partial(runnable_dims, DENSE, scheme_named(name), gpus=run.tensor_parallel, engine=engine)
-        storable = [site for site in sites if all(len(stored(each, full_dim(each))) for each in site.weights)]
-        models[name] = DenseModel.of(storable, profile, run, scheme=scheme_named(name))
+        scheme, stored = scheme_named(name), partial(runnable_dims, DENSE, gpus=run.tensor_parallel, engine=engine)
+        storable = [
+            site
+            for site in sites
+            if all(len(stored(scheme_of(scheme, each), each, full_dim(each))) for each in site.weights)
+        ]
+        models[name] = DenseModel.of(storable, profile, run, scheme=scheme)
     return models
 
 

@@ -15,7 +15,7 @@ from gac.forms.tensor_parallel import divides, moved_axes, split_gemms
 from gac.models.sites import Site, Weight
 from gac.plan.engines import TRANSFORMERS, Engine
 from gac.plan.recipe import Space
-from gac.schemes import Scheme, scheme_named
+from gac.schemes import Scheme, scheme_named, scheme_of
 
 
 def step_of(form: Form, align: bool | int) -> int:
@@ -72,7 +72,7 @@ def allowed_dims(
             sound = partial(timing.sound, form, weight, dims, fused, scheme)
             dims = dims[timing.once(("sound", form.name, scheme.name, fused, dims.tobytes()), weight, sound)]
     for weight in (site.weights[position] for position in taken):
-        run = partial(_runnable, form, scheme, weight, dims, timing.engine)
+        run = partial(_runnable, form, scheme_of(scheme, weight), weight, dims, timing.engine)
         dims = dims[timing.once(("run", form.name, scheme.name, dims.tobytes()), weight, run)]
     return dims
 
@@ -89,9 +89,17 @@ def runnable_dims(
 
 
 def _runnable(form: Form, scheme: Scheme, weight: Weight, dims: Ints, engine: Engine) -> NDArray[np.bool_]:
-    if not scheme.applies_to(weight) or takes_any_dim(scheme, engine):
-        return np.full(len(dims), scheme.applies_to(weight))
+    if not scheme.applies_to(weight) or takes_any_dim(scheme, engine) or weight.experts:
+        return np.full(len(dims), scheme.applies_to(weight) and _divides_experts(form, scheme, weight))
     return np.array([_has_operators(form, scheme, weight, dim, engine) for dim in dims.tolist()], dtype=np.bool_)
+
+
+def _divides_experts(form: Form, scheme: Scheme, weight: Weight) -> bool:
+    """Return whether experts share no scale and no word in a storage, one above the other; true of other weights."""
+    if not (scheme.lossy and weight.experts):
+        return True
+    experts, _ = form.routed_sizes(weight, 1)
+    return not any(rows // experts % scheme.step for rows, _ in form.latency.matrices(weight, 1))
 
 
 def takes_any_dim(scheme: Scheme, engine: Engine) -> bool:

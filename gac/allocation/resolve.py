@@ -144,7 +144,7 @@ def without_needless_runs(resolved: ResolvedRecipe, profile: Profile) -> Resolve
 def _check_engine(engine: Engine, space: Space, run: Deployment, config: Any) -> None:
     if (unserved := engine.unserved(space.forms, space.schemes)) is not None:
         served = ", ".join(form.name for form in FORMS if form.served)
-        expected = f"the forms {served}, which it runs at full speed, and schemes with kernels"
+        expected = f"the forms {served}, which it runs at full speed, schemes with kernels, and experts in 16 bits"
         remedy = f"Leave it out, or plan for {TRANSFORMERS.name}."
         raise PlanError(f"{unserved} for engine {engine.name}", expected, remedy)
     if engine.plugin and experts_of(config) and not is_served(config):

@@ -16,7 +16,7 @@ from gac.runtime.contract import COMPRESSED_TENSORS
 from gac.runtime.fusion.shared_gemm import FusedMember
 from gac.runtime.modules import BlockLinear, ValueLinear
 from gac.runtime.storage.embeddings import TiedHead
-from gac.runtime.storage.modules import Stored
+from gac.runtime.storage.modules import Stored, StoredStack
 from gac.schemes import scheme_named
 
 _MIXED = "mixed-precision"
@@ -41,7 +41,7 @@ def layout_of(model: nn.Module, plan: Plan, exported: bool = False) -> dict[str,
     groups: dict[str, dict[str, Any]] = {}
     rest: list[str] = []
     for name, module in model.named_modules():
-        if not isinstance(module, _LINEAR):
+        if not isinstance(module, _LINEAR) or isinstance(module, StoredStack):  # compressed-tensors has no stacks
             continue
         group = None
         if isinstance(module, Stored) and (exported or module.storage.is_exported_as_stored):

@@ -18,9 +18,10 @@ from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.plain import dtypes_of
 from gac.models.threads import entry_point
-from gac.plan.plan import Plan
+from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.modules import resized
 from gac.runtime.storage.embeddings import embeddings_of
+from gac.runtime.storage.experts import StoredExperts
 from gac.runtime.storage.modules import Stored, stored_names
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.schemes.base import storage_of
@@ -92,7 +93,7 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
         result = _described(as_linear(module))
         biased = any(name.endswith("bias") for name in result)
         if choice.weight.is_routed:
-            due = resized(module, **choice.module.sizes) if choice.changed else module
+            due = _routed_due(module, choice) if choice.changed else module
         else:
             due = empty_stored(choice, biased, "meta", model.dtype)
         if result != _described(due):
@@ -108,6 +109,12 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
         raise CheckpointError(
             f"weights in {' and '.join(sorted(dtypes))}", "one dtype for all weights", "Cast the model to one dtype."
         )
+
+
+def _routed_due(module: Any, choice: WeightChoice) -> nn.Module:
+    storage, plain = storage_of(scheme_named(choice.scheme)), getattr(module, "plain", (module,))[0]
+    due: nn.Module = resized(plain, **choice.module.sizes)
+    return due if storage is None else StoredExperts(storage, due)
 
 
 def _check_complete(part: Path, model: Any) -> None:

@@ -8,12 +8,16 @@ from torch import Tensor, nn
 
 from gac.core.errors import PlanError
 from gac.forms import form_named
+from gac.forms.experts.elimination import Routing
+from gac.forms.experts.moments import rounded_to
+from gac.forms.experts.torch import kept_tokens
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import SiteBuild, Statistics, tensors_of
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import LayerFit
 from gac.models.families import family_of
 from gac.models.sites import Site, Weight
+from gac.models.streaming import on_its_device
 from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.finish import Description, QuantisedInputs, Skipped
 from gac.runtime.modules import resized
@@ -118,7 +122,9 @@ def build_modules(
     sites: Sequence[Site],
     fits: Mapping[int, LayerFit],
 ) -> dict[str, nn.Module]:
-    """The new module of every weight that changes, by name, as yet in 16 bits; the model itself is not touched.
+    """The new module of every weight that changes, by name; the model itself is not touched.
+
+    All are in 16 bits as yet but routed experts, which nothing fits again.
 
     ``sites`` are those that change. Of several processes each builds some layers, and gives them to the others.
     """
@@ -131,14 +137,14 @@ def build_modules(
         for site in (site for site in sites if site.layer == layer):
             work = SiteBuild(site.weights, statistics)
             for weight in site.weights:
-                if module := _module(work, weight, choices[weight.name]):
+                choice = choices[weight.name]
+                module = _routed_module(work, choice, modules) if weight.is_routed else _module(work, weight, choice)
+                if module:
                     modules[weight.name] = module
     return run.ranks.modules(modules)
 
 
 def _module(work: SiteBuild, weight: Weight, choice: WeightChoice) -> nn.Module | None:
-    if weight.is_routed:
-        return _routed_module(work, weight, choice)
     linear = work.linear(weight)
     parameters = tensors_of(form_named(choice.form)).parameters(work, weight, choice.dim)
     if parameters is None:
@@ -151,11 +157,18 @@ def _module(work: SiteBuild, weight: Weight, choice: WeightChoice) -> nn.Module 
     return module.train(linear.training).requires_grad_(dense.requires_grad)
 
 
-def _routed_module(work: SiteBuild, weight: Weight, choice: WeightChoice) -> nn.Module | None:
+def _routed_module(work: SiteBuild, choice: WeightChoice, modules: Mapping[str, nn.Module]) -> nn.Module | None:
+    """Build a router, or routed experts in their scheme; ``modules`` have the router before its experts."""
+    weight, model, scheme = choice.weight, work.statistics.model, scheme_named(choice.scheme)
     parameters = tensors_of(form_named(choice.form)).parameters(work, weight, choice.dim)
-    if parameters is None:
+    if parameters is None and not scheme.lossy:
         return None
-    dense = work.statistics.model.get_submodule(weight.name)
-    module: nn.Module = resized(dense, **choice.module.sizes)
-    module.load_state_dict(parameters)
+    dense, router = (model.get_submodule(name) for name in (weight.name, work.weights[0].name))
+    with on_its_device(dense), on_its_device(router):
+        module: nn.Module = resized(dense, **choice.module.sizes)
+        module.load_state_dict(dict(dense.named_parameters()) if parameters is None else parameters)
+        if scheme.lossy:
+            tokens = kept_tokens(work.artifacts, weight).to(next(module.parameters()).device)
+            routing = Routing(modules.get(work.weights[0].name, router), tokens.inputs)
+            module = rounded_to(scheme, module, routing, tokens)
     return module.train(dense.training).requires_grad_(next(dense.parameters()).requires_grad)

@@ -13,6 +13,7 @@ from gac.measurement.curves import LayerFit
 from gac.models.sites import Site
 from gac.plan.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
+from gac.runtime.storage.experts import StoredExperts
 from gac.runtime.storage.modules import StoredLinear, is_matrix, plain_state
 from gac.schemes import Scheme, scheme_named
 from gac.schemes.base import storage_of
@@ -39,7 +40,8 @@ def store_all(
     for turn, (layer, fit) in enumerate(fits.items()):
         if not run.ranks.owns(turn):
             continue
-        for weight in (each for site in sites if site.layer == layer for each in site.weights if each.name in lossy):
+        weights_of = (each for site in sites if site.layer == layer for each in site.weights)
+        for weight in (each for each in weights_of if each.name in lossy and not each.is_routed):
             moments = fit.artifacts.moments(weight) if weight.scores else fit.artifacts.inputs(weight)
             gradients = run.method.gradients(moments) if weight.scores else None
             module = store(lossy[weight.name], modules[weight.name], run.method.inputs(moments), gradients)
@@ -62,7 +64,7 @@ def store(
     Raises:
         PlanError: the module has a matrix that no storage can hold.
     """
-    if not scheme.lossy:
+    if not scheme.lossy or isinstance(module, StoredExperts):  # which were built so
         return module
     if inputs is not None and getattr(module, "in_features", None) != len(inputs):
         inputs = None

@@ -105,6 +105,9 @@ class Latency:
 
     def matrices(self, weight: Weight, dim: int) -> tuple[tuple[int, int], ...]:
         """Rows and columns of the matrices of the module; the blocks of a batched GEMM count as one matrix."""
+        if weight.experts:  # those of one kind one above the other: gate and up, or up alone, and down
+            experts, width = self.form.routed_sizes(weight, dim)
+            return (experts * (weight.blocks - 1) * width, weight.in_features), (experts * weight.in_features, width)
         gemms = (gemm.axes for gemm in self.gemms(weight, dim, 1))
         return tuple((axes.get("b", 1) * axes["n"], axes["k"]) for axes in gemms)
 
@@ -233,7 +236,10 @@ class Form(ABC):
         """Exact number of parameters at this dim."""
 
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
-        """The module that runs it; by default an ``nn.Linear`` with the form's ``sides``."""
+        """The module that runs it; by default an ``nn.Linear`` with the form's ``sides``, or routed experts."""
+        if weight.experts:
+            sizes = zip(("experts", "width"), self.routed_sizes(weight, dim), strict=True)
+            return ModuleSpec("Experts", dict(sizes))
         return ModuleSpec("Linear", dict(zip(("in_features", "out_features"), self.sides(weight, dim), strict=True)))
 
     @abstractmethod

@@ -100,8 +100,9 @@ class LossCurves:
     ) -> "LossCurves":
         """With the curves of a lossy scheme: the loss of quantisation is added to that of the form.
 
-        Of weights that a form takes together it is that of their dense ones, for each remaining parameter. Of a weight
-        in a form with a parent form it is in the parent's curve, which counts all of its weights.
+        Of weights that a form takes together it is that of their dense ones, for each remaining parameter; of routed
+        experts it is all of that, as a token takes as many as before. Of a weight in a form with a parent form it is in
+        the parent's curve, which counts all of its weights.
 
         Args:
             weights: of one layer.
@@ -116,6 +117,7 @@ class LossCurves:
                 dense = 0.0 if form.parent_form_name else sum(float(price[other.name]) for other in group)
                 if curve := self.of(form, weight):
                     fractions = np.minimum(1, form.params(weight, 1) * np.arange(curve.full + 1) / weight.params)
+                    fractions = np.ones_like(fractions) if weight.experts else fractions
                     lost = price.get(f"{form.name}/{weight.name}", dense * fractions)
                     curves[form.name, scheme.name, weight.name] = LossCurve(curve.loss + lost)
                 elif form.is_dense:

@@ -21,6 +21,7 @@ from gac.core.progress import progress_bar, rough_duration
 from gac.forms import FORMS, Form, form_named, variants_of
 from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.metric import FACTOR, Moments
+from gac.forms.experts.moments import loss_of_rounded
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.tensors import RunForm, Statistics, tensors_of
 from gac.measurement.calibration import (
@@ -38,7 +39,8 @@ from gac.measurement.runs import ModelRuns, unseen
 from gac.measurement.store import TensorFile, background_writer, read_arrays, write_tensors
 from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
-from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
+from gac.models.streaming import on_its_device
+from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named, scheme_of
 from gac.schemes.feedback.order import Inputs
 
 logger = logging.getLogger(__name__)
@@ -87,10 +89,11 @@ class _Part:
     name: str
     forms: tuple[Form, ...] = ()
     scheme: Scheme | None = None
+    of_experts: bool = False  # of a scheme: routed experts are priced, not linear weights
 
     @property
     def takes_experts(self) -> bool:
-        return any(form.loss.uses_routed_tokens for form in self.forms)
+        return self.of_experts or any(form.loss.uses_routed_tokens for form in self.forms)
 
     @property
     def runs_suffice(self) -> bool:
@@ -121,11 +124,12 @@ def measure_curves(
     named = [(form.name, weight.name) for weight in weights for form in variants_of(measured, weight)]
     losses = {(form, DEFAULT_SCHEME, name): fit.losses.get(f"{form}/{name}") for form, name in named}
     curves = LossCurves({key: LossCurve(loss) for key, loss in losses.items() if loss is not None})
-    for scheme in (part.scheme for part in parts if part.scheme is not None):
+    for scheme in dict.fromkeys(part.scheme for part in parts if part.scheme is not None):
         start = f"{scheme.name}/"
         price = {name.removeprefix(start): loss for name, loss in fit.losses.items() if name.startswith(start)}
         for layer in fits:
-            curves = curves.with_scheme(scheme, layers[layer], [form_named("dense"), *measured], price)
+            of_layer = [*layers[layer], *routed.get(layer, ())]
+            curves = curves.with_scheme(scheme, of_layer, [form_named("dense"), *measured], price)
     if any(form.loss.needs_forward_runs or form.loss.anchors for form in measured):
         curves = with_joint_losses(run, layers, measured, curves, fit.artifacts)
     losses_of_lowest = fits[min(fits)].losses
@@ -189,7 +193,11 @@ def _parts(forms: Sequence[str], schemes: Sequence[str], inputs: bool) -> list[_
             name = f"{ATTENDED}-{form.name}" if form.loss.uses_attention_curvature else form.name
             parts.append(_Part(name, (form,)))
     rounding = [scheme for scheme in map(scheme_named, dict.fromkeys(schemes)) if scheme.lossy]
-    return [*parts, *([_INPUTS] if inputs else []), *(_Part(f"{PRICES}-{each.name}", scheme=each) for each in rounding)]
+    parts += [_INPUTS] if inputs else []
+    parts += [_Part(f"{PRICES}-{each.name}", scheme=each) for each in rounding]
+    if any(part.takes_experts for part in parts):
+        parts += [_Part(f"{PRICES}-experts-{each.name}", scheme=each, of_experts=True) for each in rounding]
+    return parts
 
 
 def _measure_by_runs(
@@ -285,10 +293,11 @@ def _fits_of(
         known = LayerFit.merged([known, fit])
         yield part, fit
     if priced := [(part, part.scheme) for part in parts if part.scheme is not None]:
-        statistics = Statistics(run.model, pooled, run.method, known.artifacts)
-        prices = _prices_of(statistics, weights, [scheme for _, scheme in priced])
+        statistics = Statistics(run.model, pooled, run.method, known.artifacts, routed=moments.routed)
+        prices = _prices_of(statistics, weights, [scheme for part, scheme in priced if not part.of_experts])
         for part, scheme in priced:
-            yield part, LayerFit(loss | prices[scheme.name], LayerArtifacts({}))
+            price = _price_of_experts(statistics, routed, scheme) if part.of_experts else prices[scheme.name]
+            yield part, LayerFit(loss | price, LayerArtifacts({}))
 
 
 def _prices_of(
@@ -321,6 +330,19 @@ def _prices_of_weight(
             if (by_dim := tensors_of(form).rounding(statistics, weight, scheme, inputs)) is not None:
                 of_scheme[f"{name}/{form.name}/{weight.name}"] = by_dim
     return prices
+
+
+def _price_of_experts(statistics: Statistics, routed: Sequence[Weight], scheme: Scheme) -> dict[str, Floats]:
+    """Price a scheme of a layer's routed experts, where it has some and the scheme takes them, likewise."""
+    if not routed or not all(scheme_of(scheme, weight).applies_to(weight) for weight in routed):
+        return {}
+    stack = routed[-1]
+    assert statistics.routed is not None, f"the tokens of {stack.name} were not kept"
+    chooses, experts = (statistics.model.get_submodule(weight.name) for weight in routed)
+    with on_its_device(chooses), on_its_device(experts):
+        tokens = statistics.routed(stack).to(next(experts.parameters()).device)
+        loss = loss_of_rounded(scheme, experts, chooses, tokens)
+    return {f"{scheme.name}/{stack.name}": np.array(loss)}
 
 
 def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme, inputs: Inputs) -> float:

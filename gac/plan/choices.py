@@ -186,7 +186,9 @@ def _check_choices(choices: Sequence[WeightChoice], params: int, what: str) -> N
     for choice in choices:
         check_choice(choice.weight, choice.form, choice.dim)
         scheme = scheme_named(choice.scheme)
-        if scheme.shape_requirement is not None:
+        problem, expected = f"{what} has {choice.name} in {scheme.name}", "a scheme that takes the weight"
+        check(scheme.applies_to(choice.weight), problem, expected)
+        if scheme.shape_requirement is not None and not choice.weight.is_routed:
             gemms = form_named(choice.form).latency.gemms(choice.weight, choice.dim, 1)
             problem = f"{what} has {choice.name} as {choice.form} {choice.dim} in {scheme.name}"
             check(all(map(scheme.supports, gemms)), problem, scheme.shape_requirement)

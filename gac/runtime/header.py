@@ -14,6 +14,7 @@ from gac.runtime.modules import KINDS, resized
 from gac.runtime.plain.modeling_gac import Absent
 from gac.runtime.storage.base import Storage
 from gac.runtime.storage.embeddings import replace_embeddings
+from gac.runtime.storage.experts import StoredExperts
 from gac.runtime.storage.modules import STORAGES, store_in
 
 HEAD = "head"  # the member that says how embedding and head are quantised, where they are
@@ -157,7 +158,11 @@ def _module(name: str, dense: Any, described: Module) -> nn.Module:
     if not next(dense.parameters()).is_meta:
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.02)
-    return module if storage is None else store_in(storage, module)
+    if storage is None or not routes:
+        return module if storage is None else store_in(storage, module)
+    if described.module != "Experts":
+        raise _wrong(f"{name}.storage is {described.storage!r}", "none: a router has its numbers as they are")
+    return StoredExperts(storage, module)
 
 
 def storage_of(name: str, described: Stored) -> Storage | None:

@@ -2,9 +2,10 @@
 
 from gac.core.errors import PlanError
 from gac.core.registry import Registry, check_contract
+from gac.models.sites import Weight
 from gac.schemes.base import Scheme, StorageSpec
 
-__all__ = ["DEFAULT_SCHEME", "SCHEMES", "Scheme", "StorageSpec", "scheme_named", "scheme_timed_as"]
+__all__ = ["DEFAULT_SCHEME", "SCHEMES", "Scheme", "StorageSpec", "scheme_named", "scheme_of", "scheme_timed_as"]
 
 SCHEMES: Registry[Scheme] = Registry(
     "scheme",
@@ -31,6 +32,11 @@ DEFAULT_SCHEME = "bf16"
 
 scheme_named = SCHEMES.get
 """The scheme of a name; PlanError if there is none."""
+
+
+def scheme_of(scheme: Scheme, weight: Weight) -> Scheme:
+    """The scheme of a weight in a site in this scheme: a router, which no other takes, stays in 16 bits."""
+    return scheme_named(DEFAULT_SCHEME) if weight.is_routed and not weight.experts else scheme
 
 
 def scheme_timed_as(dtype: str) -> Scheme | None:

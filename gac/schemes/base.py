@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, lcm
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gac.core.errors import ModelError
@@ -21,6 +21,7 @@ LARGEST_SCALE = 65280.0
 """The largest number that float16 and bfloat16 both hold."""
 SMALLEST_SCALE = 2.0**-24
 """The smallest number above 0 in float16."""
+_WORD = 32
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,16 @@ class Scheme:
     input_dtype: ClassVar[str | None] = None
 
     def applies_to(self, weight: Weight) -> bool:
-        return not (self.lossy and weight.is_routed)
+        """True for linear weights, and for routed experts that do not share a scale or a word; never for routers."""
+        if not (self.lossy and weight.is_routed):
+            return True
+        rows = (weight.blocks - 1) * weight.expert_width, weight.in_features
+        return self.storage is not None and weight.experts > 0 and not any(count % self.step for count in rows)
+
+    @property
+    def step(self) -> int:
+        """Rows after which every tensor of its storage begins anew, as far as its numbers tell."""
+        return lcm(lcm(self.bits, _WORD) // self.bits, self.height)
 
     def supports(self, gemm: Operation) -> bool:
         """True if there is an operator for this GEMM, whatever its rows; always without a ``shape_requirement``."""

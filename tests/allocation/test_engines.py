@@ -146,7 +146,7 @@ def test_other_plans_are_for_transformers(options: dict[str, Any], table: Profil
         (
             {"forms": "heads"},
             PlanError,
-            "forms low_rank, narrow, narrow_pair, skip, which it runs",
+            "forms low_rank, narrow, narrow_pair, skip, experts, which it runs",
         ),
     ],
 )

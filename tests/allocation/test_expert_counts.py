@@ -8,13 +8,18 @@ import pytest
 
 from gac.allocation.decide import decide
 from gac.allocation.problem import Problem
-from gac.core.errors import PlanError
+from gac.allocation.resolve import speed_defaults
+from gac.core.errors import PlanError, ProfileError
 from gac.forms import check_choice, form_named
 from gac.forms.loss_curves import LossCurve
 from gac.forms.planned_sites import as_planned, check_forms_fit, targeted_sites
 from gac.models.sites import Site
+from gac.plan.choices import check_site
+from gac.plan.costs import COSTS
 from gac.plan.recipe import Recipe
-from tests.allocation.small_problems import MEASURED, curves_by, profile
+from gac.schemes import scheme_named, scheme_of
+from tests.allocation.small_problems import MEASURED, PREFILL, curves_by, measured, profile
+from tests.changed import changed_recipe
 from tests.models.small import EXPERT_NEURONS, EXPERTS, small_config
 from tests.refused import assert_refused
 
@@ -46,11 +51,58 @@ def test_experts_are_sites_only_where_a_form_takes_them() -> None:
     assert stack.params == EXPERTS * 3 * EXPERT_NEURONS * 64
 
 
-def test_only_that_form_and_no_scheme_takes_a_router_or_experts() -> None:
+def test_only_that_form_takes_a_router_or_experts() -> None:
     weights = expert_sites()[0].weights
     for name in ("low_rank", "narrow", "head_dim", "skip", "heads", "narrow_pair", "latent"):
         assert not any(map(form_named(name).applies_to, weights))
     assert all(map(FORM.applies_to, weights))
+
+
+def test_schemes_with_a_storage_take_experts_that_share_no_scale_and_no_router() -> None:
+    router, stack = expert_sites()[0].weights
+    for name in ("w4a16", "w2a16", "w8a16", "fp8", "w8a8", "nvfp4a16"):
+        scheme = scheme_named(name)
+        assert scheme.applies_to(stack)
+        assert not scheme.applies_to(router)
+        assert scheme_of(scheme, router).name == "bf16"
+    assert not scheme_named("fp8_block").applies_to(stack)  # scales of 128 rows
+
+
+def test_bytes_are_those_of_real_matrices() -> None:
+    _, stack = expert_sites()[0].weights
+    narrow = form_named("experts:32")
+    matrices = narrow.latency.matrices(stack, 5)
+    assert matrices == ((5 * 2 * 32, 64), (5 * 64, 32))
+    amount = COSTS["bytes"].of_choice
+    assert amount(narrow, scheme_named("bf16"), stack, 5) == 2 * narrow.params(stack, 5)
+    scales = 2 * (5 * 2 * 32 + 5 * 64)
+    assert amount(narrow, scheme_named("fp8"), stack, 5) == narrow.params(stack, 5) + scales
+
+
+def test_limits_of_latency_with_experts_in_a_scheme_need_a_table_that_has_them() -> None:
+    sites = as_planned(expert_sites(), ["experts"], fused=False)
+    shape = {"m": 8, "e": EXPERTS, "t": 2, "k": 64, "n": EXPERT_NEURONS}
+    table = profile([measured("experts", 1000, **shape), measured("linear", 10, m=8, k=64, n=EXPERTS)])
+    recipe = Recipe.of(0.8, forms=["experts"], schemes=["bf16", "w8a16"], workloads=[PREFILL], align=False)
+    assert speed_defaults(recipe, sites, table).limits.latency == {}
+    limited = changed_recipe(recipe, latency=1.0)
+    assert_refused(
+        lambda: speed_defaults(limited, sites, table),
+        f"a limit of latency for {PREFILL} with scheme w8a16, which the profile does not have",
+        error=ProfileError,
+    )
+
+
+def test_a_plan_with_a_router_in_a_scheme_is_refused() -> None:
+    plan = decide(problem({"cheap": 1.0, "dear": 3.0})).plan
+    first = plan.sites[0]
+    router, stack = first.weights
+    assert_refused(
+        lambda: check_site(replace(first, weights=(replace(router, scheme="w8a16"), stack))),
+        "site model.layers.0.mlp.experts has model.layers.0.mlp.gate in w8a16",
+        "a scheme that takes the weight",
+        error=PlanError,
+    )
 
 
 def test_parameters_and_modules_of_a_count() -> None:

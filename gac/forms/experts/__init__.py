@@ -31,7 +31,8 @@ class Experts(Shorter):
 
     A token takes as many as before: where one of its experts is gone, the router takes the next one, and weighs them as
     the model does. At most as many can go as leave each token that number. ``experts:576`` keeps 576 neurons of each
-    expert that stays; a weight may have this where ``experts`` is asked for.
+    expert that stays; a weight may have this where ``experts`` is asked for. Schemes with a storage hold experts,
+    however many stay; the router keeps 16 bits.
 
     Args:
         width: neurons of each expert; None: as many as before.
@@ -93,7 +94,7 @@ class Experts(Shorter):
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
         if not weight.experts:
             return ModuleSpec("Router", {"experts": dim})
-        return ModuleSpec("Experts", dict(zip(("experts", "width"), self.routed_sizes(weight, dim), strict=True)))
+        return super().module(weight, dim)
 
     def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
         return ()

@@ -46,7 +46,7 @@ class Layer:
     @cached_property
     def wrote(self) -> Tensor:
         """What the dense layer writes, ``(tokens, hidden)``."""
-        return self._written(self.experts, *self.routing.weights(self.routing.experts))
+        return self.written_by(self.experts)
 
     @property
     def every_neuron(self) -> Tensor:
@@ -70,6 +70,10 @@ class Layer:
         lost = self.wrote - self._written(fewer, numbers, weights)
         shares = [share_of(fewer, self.tokens.inputs, numbers, weights, expert) for expert in range(len(kept))]
         return Remainder(self, fewer, lost.double(), shares)
+
+    def written_by(self, experts: Any) -> Tensor:
+        """Return what other experts in their place would write, ``(tokens, hidden)``."""
+        return self._written(experts, *self.routing.weights(self.routing.experts))
 
     @torch.no_grad()
     def _written(self, experts: Any, numbers: Tensor, weights: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gac.core.arrays import Floats
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.metric import RoutedTokens
 from gac.forms.experts import Experts, widths
 from gac.forms.experts.compensation import Layer, Remainder
@@ -74,11 +75,15 @@ class ExpertsTensors(TensorForm):
             neurons = orders[kept, weight.expert_width - width :].sort(dim=1).values
             rows = parameters_at(experts, kept, neurons)
             if dim < weight.experts or width < weight.expert_width:
-                names = (field.name for field in fields(RoutedTokens))
-                tokens = RoutedTokens(*(build.artifacts.of(BASE, name, stack) for name in names))
+                tokens = kept_tokens(build.artifacts, stack)
                 remainder = Layer(experts, Routing(router, tokens.inputs), tokens).without(kept, neurons)
                 rows["down_proj"] = remainder.down_proj(float(damping))
             return rows
+
+
+def kept_tokens(artifacts: LayerArtifacts, stack: Weight) -> RoutedTokens:
+    """Return the tokens of routed experts that were kept for building."""
+    return RoutedTokens(*(artifacts.of(BASE, field.name, stack) for field in fields(RoutedTokens)))
 
 
 @torch.no_grad()

@@ -184,7 +184,7 @@ def _operations(
 
     ``dims_of`` None: as many dims as can be afforded.
     """
-    weights = [weight for site in sites for weight in site.weights if scheme.applies_to(weight)]
+    weights = [weight for site in sites for weight in site.weights if not (scheme.lossy and weight.is_routed)]
     distinct = dict.fromkeys(replace(weight, name="", input_group=None, block=None) for weight in weights)
     shapes = _shapes(distinct, forms, dims_of or every_dim, gpus)
     if dims_of is None and len(shapes) > _AFFORDED:

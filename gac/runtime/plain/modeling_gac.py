@@ -7,6 +7,7 @@ with them, from torch and transformers alone. It is not fast: GAC's classes, aft
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from math import lcm, prod
 from pathlib import Path
@@ -301,6 +302,31 @@ def resize(dense: Any, experts: int, width: int | None = None) -> None:
     vars(dense).update(num_experts=experts, _parameters=rows)
 
 
+class StoredExperts(nn.Module):
+    """Routed experts whose matrices, one above the other, lie in a storage: they run on the values of a layer."""
+
+    kind: Any = Matrix
+
+    def __init__(self, storage: Any, dense: Any) -> None:
+        super().__init__()
+        self.plain, self.is_transposed = (copy(dense),), getattr(dense, "is_transposed", False)  # no submodule
+        for name, old in dense._parameters.items():
+            if old.dim() < 3:
+                self.register_parameter(name, old)
+            else:
+                shape = tuple((old.mT if self.is_transposed else old).shape)
+                self.add_module(name, self.kind(shape, storage, device=old.device))
+        vars(self.plain[0])["_parameters"] = {name: old.to("meta") for name, old in dense._parameters.items()}
+        self.train(dense.training)
+
+    def forward(self, x: Tensor, *routing: Any, **options: Any) -> Any:
+        matrices: Any = self._modules.items()
+        values = {name: matrix.values(x.dtype).view(matrix.shape) for name, matrix in matrices}
+        values = {name: each.mT.contiguous() for name, each in values.items()} if self.is_transposed else values
+        vars(experts := copy(self.plain[0]))["_parameters"] = {**self._parameters, **values}
+        return experts(x, *routing, **options)
+
+
 class StoredEmbedding(Matrix):
     """A quantised embedding. Gemma's multiply what they look up by a number."""
 
@@ -391,6 +417,8 @@ class CompressedModel:
             path, dense = name.removeprefix(prefix), self.get_submodule(name.removeprefix(prefix))
             if described["module"] in ("Router", "Experts"):
                 resize(dense, **described["sizes"])
+                if "storage" in described:
+                    self.set_submodule(path, StoredExperts(storage_of(described), dense))
                 continue
             how = {"bias": dense.bias is not None, "device": dense.weight.device, "dtype": dense.weight.dtype}
             make = MODULES[described["module"]]

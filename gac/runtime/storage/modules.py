@@ -21,7 +21,12 @@ from gac.runtime.storage.base import Storage, Tensors
 
 def _storages() -> dict[str, tuple[Callable[..., Storage], tuple[str, ...]]]:
     """Find the storages of this folder that have a plain class, so that a new one is a file and that class."""
-    modules = {file.name for file in iter_modules([str(Path(__file__).parent)])} - {"base", "embeddings", "modules"}
+    modules = {file.name for file in iter_modules([str(Path(__file__).parent)])} - {
+        "base",
+        "embeddings",
+        "experts",
+        "modules",
+    }
     files = [import_module(f"{__package__}.{name}") for name in sorted(modules)]
     kinds = [getattr(file, name) for name in modeling_gac.STORAGES for file in files if hasattr(file, name)]
     return {kind.__name__: (kind, tuple(field.name for field in fields(kind))) for kind in kinds}
@@ -62,6 +67,20 @@ class Stored(modeling_gac.Matrix):
     def values(self, dtype: torch.dtype, rows: Any = slice(None)) -> Tensor:
         """The matrix in the shape that it has in the plain module, or some of its rows."""
         return self.storage.values(self.tensors, *self.matrix, dtype).view(self.shape)[rows]
+
+    def in_plain(self, path: str, dtype: torch.dtype) -> tuple[str, Tensor]:
+        """The parameter of the plain module that it stands for, by its name; ``path`` is its own."""
+        return f"{path}.weight".lstrip("."), self.values(dtype)
+
+
+class StoredStack(Stored):
+    """Matrices ``(experts, out, in)`` of routed experts, which some architectures have ``transposed``."""
+
+    transposed = False
+
+    def in_plain(self, path: str, dtype: torch.dtype) -> tuple[str, Tensor]:
+        values = self.values(dtype)
+        return path, values.mT.contiguous() if self.transposed else values
 
 
 class StoredLinear(Stored):
@@ -169,7 +188,7 @@ def plain_state(module: nn.Module, dtype: torch.dtype, left_out: tuple[str, ...]
     state = {name: value for name, value in module.state_dict().items() if name not in stored}
     for path, matrix in stored_modules(module).items():
         if not f"{path}.".startswith(left_out):  # values take time and memory
-            state[f"{path}.weight".lstrip(".")] = matrix.values(dtype)
+            state.update([matrix.in_plain(path, dtype)])
     return {name: value for name, value in state.items() if not name.startswith(left_out)}
 
 
