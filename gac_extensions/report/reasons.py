@@ -139,6 +139,8 @@ def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shar
         return (f"What the next dim takes is not told: {why}.",)
     workloads = tuple(Workload.parse(timed.workload) for timed in plan.workloads)
     timing = Timing(profile, workloads, engine=ENGINES[plan.recipe.deployment.engine or TRANSFORMERS.name])
+    if weight.weight.is_routed and not timing.times_experts:
+        return ("The latency table holds no routed experts.",)
     after = np.arange(dim + 1, min(form.full(weight.weight), dim + _REACH) + 1)
     after = after[timing.sound(form, weight.weight, after, fused=False, scheme=scheme)]
     sound = runnable_dims(form, scheme, weight.weight, after, engine=timing.engine).tolist()

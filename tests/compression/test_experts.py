@@ -202,6 +202,8 @@ def test_a_plan_says_how_many_tokens_reach_an_expert(small: Small, tmp_path: Pat
     assert f"of 256 tokens {least.least} or more reach each expert (layer {least.layer})" in plan.summary()
     plan.save(tmp_path / "plan.json")
     assert gac.Plan.load(tmp_path / "plan.json") == plan
+    gac.report(plan, tmp_path / "plan.html")
+    assert "The latency table holds no routed experts." in (tmp_path / "plan.html").read_text()
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
