@@ -166,7 +166,7 @@ def engine_steps(config: Any, run: Deployment, profile: Profile, schemes: Sequen
         str(workload): [int(profile.point(operation, DTYPE) or 0) for operation in steps_of(config, workload)]
         for workload in run.parsed
     }
-    if not (known := {name: steps for name, steps in times.items() if steps and 0 not in steps[:-1]}):
+    if not (known := {name: steps for name, steps in times.items() if steps and 0 not in steps[:2]}):
         return {}
     served = replace(run, engine=VLLM.name, workloads=tuple(known))
     full, half = (
@@ -177,7 +177,7 @@ def engine_steps(config: Any, run: Deployment, profile: Profile, schemes: Sequen
     count, steps = sum(len(rows.dims[0]) for rows in pairs), {}
     for (name, known_ns), gemms, fewer in zip(known.items(), full.gemms_ns, half.gemms_ns, strict=True):
         dense_ns, served_ns, halved_ns, paired_ns = known_ns
-        scale, launches, in_pairs = _scale(served_ns - halved_ns, gemms, fewer), Fraction(0), total(pairs, ns_of(name))
+        scale, launches, in_pairs = _scale(served_ns, halved_ns, gemms, fewer), Fraction(0), total(pairs, ns_of(name))
         if paired_ns and gemms is not None and in_pairs is not None:  # older tables have no step of pairs
             launches = max(launches, paired_ns - served_ns - scale * (in_pairs - gemms))
         steps[name] = Step(dense_ns, served_ns, scale, round(launches / count))
@@ -208,11 +208,11 @@ def _all_paired(sites: Sequence[Site], timing: Timing) -> list[CandidateSet]:
     return sets
 
 
-def _scale(saved_ns: int, gemms_ns: int | None, fewer_ns: int | None) -> Fraction:
+def _scale(served_ns: int, halved_ns: int, gemms_ns: int | None, fewer_ns: int | None) -> Fraction:
     """Return the time that a step saves for each ns that its GEMMs save; 1 where that is unknown."""
-    if gemms_ns is None or fewer_ns is None or fewer_ns >= gemms_ns:
+    if not halved_ns or gemms_ns is None or fewer_ns is None or fewer_ns >= gemms_ns:
         return Fraction(1)
-    return max(Fraction(0), Fraction(saved_ns, gemms_ns - fewer_ns).limit_denominator(1024))
+    return max(Fraction(0), Fraction(served_ns - halved_ns, gemms_ns - fewer_ns).limit_denominator(1024))
 
 
 def _with_method_forms(recipe: Recipe, method: "Method") -> Recipe:

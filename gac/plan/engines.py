@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
@@ -12,6 +12,7 @@ from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.models.attentions import heads_of
 from gac.models.families import family_of
+from gac.models.shapes import Shapes
 from gac.models.sites import Weight
 from gac.runtime.contract import FEW_ROWS
 from gac.runtime.limits import no_kernel
@@ -134,9 +135,9 @@ def with_half_mlps(config: Any) -> Any:
     experts = family_of(config).experts
     key = experts.width if experts else "intermediate_size"
     neurons = getattr(config, key) // 2
-    if is_dataclass(config) and not isinstance(config, type):
-        return replace(config, intermediate_size=neurons)
-    halved = copy.copy(config)
+    if isinstance(config, Shapes):
+        return replace(config, **{key: neurons})
+    halved = copy.copy(config)  # whose class may not declare all that a config says
     setattr(halved, key, neurons)
     return halved
 

@@ -1,13 +1,13 @@
-"""Fewer experts in a mixture: counts that are chosen layer by layer, beside rules that take one share everywhere.
+"""Fewer and narrower experts in a mixture, chosen layer by layer, beside rules that take one share everywhere.
 
     python tests/benchmarks/experts.py upcycled-smollm2 --output experts.json
 
 The model is a directory, such as one of ``tests/benchmarks/upcycle.py``. At each kept share of the routed experts'
 parameters, all attentions as they are: excess ln(perplexity) over the dense model on each text, of
 
-- ``chosen``: GAC's counts and order, and nothing else; ``compensated``: with the fitted down_proj of those that stay;
-  ``refitted``: with all weights fitted again, as ``gac.compress`` does it;
-- ``one share``: GAC's order of experts, as many in every layer;
+- ``chosen``: GAC's counts and widths, with the fitted down_proj of what stays; ``refitted``: with all weights fitted
+  again, as ``gac.compress`` does it;
+- ``one share``: GAC's order of experts, as many in every layer, and nothing else;
 - ``reap``: REAP (arXiv 2510.13999, equation 9): the mean, over the tokens that an expert takes, of its weight times the
   norm of its output; the lowest go, as many in every layer. Its authors fit nothing again, and neither is done here;
 - ``frequency``: the tokens that an expert takes, likewise; ``random``: drawn by a seed.
@@ -58,7 +58,7 @@ def main() -> None:
     study = ExpertStudy(load_model(asked.model), asked.calibration, asked.texts, asked.windows)
     rows = [row for share in asked.shares for row in study.rows(share, asked.seeds)]
     texts = [[f"{row[text]:.4f}" for text in asked.texts] for row in rows]
-    cells = [[f"{row['share']:g}", row["rule"], row["counts"], *cell] for row, cell in zip(rows, texts, strict=True)]
+    cells = [[f"{row['share']:g}", row["rule"], row["experts"], *cell] for row, cell in zip(rows, texts, strict=True)]
     print(markdown(["kept", "rule", "experts", *asked.texts], cells))
     write(asked.output, dense=study.dense, rows=rows, layers=study.layers())
 
@@ -107,29 +107,29 @@ class ExpertStudy:
     def rows(self, share: float, seeds: int) -> list[dict[str, Any]]:
         """Every rule at a kept share of the routed experts' parameters."""
         rows = []
-        plan = self.plan(share, "none")
-        counts = [count_of(plan, layer.stack) for layer in self.by_layer]
+        for rule, refit in (("chosen", "none"), ("refitted", "residual")):
+            plan = self.plan(share, refit)
+            sizes = [sizes_of(plan, layer.stack) for layer in self.by_layer]
+            rows.append(self.row(rule, share, sizes, self.excess(self.compressed(plan)), plan.prediction.loss))
         even = [round(share * layer.stack.experts) for layer in self.by_layer]
-        with swapped(self.model, self.modules("gac", counts, 0)):
-            rows.append(self.row("chosen", share, counts, self.excess(self.model)))
-        rows.append(self.row("compensated", share, counts, self.excess(self.compressed(plan)), plan.prediction.loss))
-        fitted = self.plan(share, "residual")
-        rows.append(self.row("refitted", share, counts, self.excess(self.compressed(fitted)), fitted.prediction.loss))
         for rule, seed in [("gac", 0), ("reap", 0), ("frequency", 0), *(("random", seed) for seed in range(seeds))]:
             name = {"gac": "one share"}.get(rule, rule if rule != "random" else f"random {seed}")
             with swapped(self.model, self.modules(rule, even, seed)):
-                rows.append(self.row(name, share, even, self.excess(self.model)))
+                sizes = [(count, layer.stack.expert_width) for count, layer in zip(even, self.by_layer, strict=True)]
+                rows.append(self.row(name, share, sizes, self.excess(self.model)))
         return rows
 
     def row(
         self,
         rule: str,
         share: float,
-        counts: Sequence[int],
+        sizes: Sequence[tuple[int, int]],
         excess: Mapping[str, float],
         predicted: float | None = None,
     ) -> dict[str, Any]:
-        row = {"share": share, "rule": rule, "counts": f"{min(counts)} to {max(counts)}", "by layer": list(counts)}
+        counts, neurons = ([size[axis] for size in sizes] for axis in (0, 1))
+        chosen = f"{min(counts)} to {max(counts)} of {min(neurons)} to {max(neurons)}"
+        row = {"share": share, "rule": rule, "experts": chosen, "by layer": list(sizes)}
         print(row | {"predicted": predicted} | dict(excess), flush=True)
         return row | {"predicted": predicted} | dict(excess)
 
@@ -163,9 +163,9 @@ class ExpertStudy:
         ]
 
 
-def count_of(plan: gac.Plan, stack: Weight) -> int:
+def sizes_of(plan: gac.Plan, stack: Weight) -> tuple[int, int]:
     choice = next(choice for choice in plan.weights if choice.name == stack.name)
-    return choice.dim if choice.form == FORM.name else stack.experts
+    return form_named(choice.form).routed_sizes(stack, choice.dim if choice.changed else stack.experts)
 
 
 def measured(model: Any, sites: Sequence[Site], ids: Tensor) -> list[Layer]:

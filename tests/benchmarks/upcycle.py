@@ -3,7 +3,7 @@
     python tests/benchmarks/upcycle.py upcycled-smollm2 --output upcycle.json
 
 No mixture with trained weights comes as a package, so this makes one. **It is no published model**: figures measured on
-it say so. Each layer's MLP becomes 8 experts of 1408 of its 1536 neurons, two of which run for each token. The inputs
+it say so. Each layer's MLP becomes 8 experts of 1344 of its 1536 neurons, two of which run for each token. The inputs
 of an MLP are clustered (k-means by cosine), an expert takes the neurons that write most for the tokens of its cluster,
 and the centroids begin as the router (neurons copied and split, as in arXiv 2212.05055 and 2110.01786). Then all of it
 is trained towards the logits of the dense model, on its own text and the calibration part of ``wiki-sample``, with
@@ -37,7 +37,7 @@ from gac.models.families import family_of
 from gac.models.loading import Loaded, load_model
 from tests.benchmarks.harness import write
 
-EXPERTS, TOP_K, WIDTH = 8, 2, 1408
+EXPERTS, TOP_K, WIDTH = 8, 2, 1344
 LENGTH = 1024
 CLUSTERING, ITERATIONS = 16, 20
 """Windows whose tokens are clustered, and the rounds of k-means."""
@@ -46,7 +46,7 @@ TEMPERATURE = 8.0
 BALANCE = 0.01
 BATCH = 32
 """Windows of a training step."""
-RATE, WARM_UP = 5e-4, 20
+RATE, WARM_UP = 2e-4, 20
 KEPT = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings"),

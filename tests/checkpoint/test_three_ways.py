@@ -154,7 +154,7 @@ def test_a_checkpoint_holds_one_python_file_that_can_be_reviewed(saved: Path) ->
     assert (file.name, file.read_bytes()) == ("modeling_gac.py", code.read_bytes())
     assert {*get_imports(code)} - sys.stdlib_module_names == {"torch", "transformers"}
     assert not get_relative_import_files(code)
-    assert len(code.read_text().splitlines()) <= 450
+    assert len(code.read_text().splitlines()) <= 490
 
 
 def test_it_refuses_what_it_cannot_do(make_plan: MakePlan, tmp_path: Path) -> None:

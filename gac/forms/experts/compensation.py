@@ -28,9 +28,10 @@ BLOCKS = 16
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """The tokens that reach an expert: their numbers, and its weighted neurons ``(tokens, width)``."""
+    """The tokens that reach an expert: their numbers, its weights of them, and its neurons times these."""
 
     tokens: Tensor
+    weights: Tensor
     neurons: Tensor
 
 
@@ -136,4 +137,5 @@ def share_of(experts: Any, inputs: Tensor, numbers: Tensor, weights: Tensor, exp
     wide = inputs[tokens] @ (up if experts.is_transposed else up.T)
     if experts.has_bias:
         wide = wide + experts.gate_up_proj_bias[expert]
-    return Share(tokens, experts._apply_gate(wide).double() * weights[tokens, places, None].double())
+    weight = weights[tokens, places].double()
+    return Share(tokens, weight, experts._apply_gate(wide).double() * weight[:, None])

@@ -35,19 +35,13 @@ class ExpertMoments:
 @torch.no_grad()
 def expert_moments(experts: Any, routing: Routing, tokens: RoutedTokens) -> ExpertMoments:
     """Return the moments of the tokens that the router gives to each expert, shrunk towards their mean."""
-    numbers, weights = routing.weights(routing.experts)
     inputs, neurons, reached = list[Tensor](), list[Tensor](), list[int]()
-    for expert in range(len(routing.experts)):
-        of_token, places = (numbers == expert).nonzero(as_tuple=True)
-        x = tokens.inputs[of_token]
-        up = experts.gate_up_proj[expert]
-        wide = x @ (up if experts.is_transposed else up.T)
-        if experts.has_bias:
-            wide = wide + experts.gate_up_proj_bias[expert]
-        share = tokens.counts[of_token].double() * weights[of_token, places].double() ** 2
-        for moments, read in ((inputs, x.double()), (neurons, experts._apply_gate(wide).double())):
-            moments.append((read * share[:, None]).T @ read / len(tokens.inputs))
-        reached.append(len(of_token))
+    for share in Layer(experts, routing, tokens).shares():
+        counts = tokens.counts[share.tokens, None].double() / len(tokens.inputs)
+        x = tokens.inputs[share.tokens].double() * share.weights[:, None]
+        for moments, read in ((inputs, x), (neurons, share.neurons)):
+            moments.append((read * counts).T @ read)
+        reached.append(len(share.tokens))
     count = torch.tensor(reached, device=tokens.inputs.device)
     return ExpertMoments(_shrunk(torch.stack(inputs), count), _shrunk(torch.stack(neurons), count), count)
 

@@ -5,6 +5,7 @@ fewer of them, whose weights then are read in less time.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ from gac.profiling.operators.base import Axes, AxisSweep, Operand, Operator, edg
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+
+_CONTEXT = ExitStack()
 
 
 class RoutedExperts(Operator):
@@ -124,7 +128,7 @@ def _fused_experts() -> Callable[..., "Tensor"]:
     from gac.runtime.vllm.tuned import use_nearest_configs
 
     use_nearest_configs()
-    set_current_vllm_config(VllmConfig()).__enter__()  # the kernel asks for one
+    _CONTEXT.enter_context(set_current_vllm_config(VllmConfig()))  # the kernel asks for one
     experts: Callable[..., Tensor] = fused_experts
     return experts
 
