@@ -101,6 +101,18 @@ def test_as_many_experts_in_every_layer_are_exported_with_their_values(
     torch.testing.assert_close(logits(stock), logits(model))
 
 
+def test_planned_bytes_are_those_of_the_files(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("gac.forms.experts.widths", "gac.forms.experts.torch.widths"):
+        monkeypatch.setattr(module, lambda _neurons: (32,))  # grouped GEMMs in bfloat16 take multiples of 8
+    monkeypatch.setenv("GAC_HOME", str(tmp_path))
+    dense = mixing("qwen3_moe").to(torch.bfloat16)
+    plan = in_few_bits(small, dense, "fp8", refit="none")
+    assert {(choice.form, choice.scheme) for choice in stacks_of(plan)} == {("experts:32", "fp8")}
+    gac.save(small.compress(plan, model=dense), tmp_path / "saved")
+    verified = gac.verify(tmp_path / "saved")
+    assert verified.bytes - verified.shape_bytes == verified.planned_bytes
+
+
 def test_one_scheme_alone_leaves_routers_in_16_bits(small: Small) -> None:
     plan = in_few_bits(small, mixing("mixtral"), "w8a16", schemes=("w8a16",))
     assert {choice.scheme for choice in stacks_of(plan)} == {"w8a16"}
