@@ -216,8 +216,8 @@ class CandidateBuilder:
         for dim in dims.tolist():
             options = list(separate)
             for position in taken:
-                own = scheme_of(scheme, self.site.weights[position])
-                parts = [weight_candidates(self.site, position, form, own, np.array([dim]), None, self.timing)]
+                applied = scheme_of(scheme, self.site.weights[position])
+                parts = [weight_candidates(self.site, position, form, applied, np.array([dim]), None, self.timing)]
                 for variant in inside[position]:
                     if variant.shortening(1)[1] == dim:
                         parts += self._in_form(variant, scheme, position)
@@ -283,7 +283,7 @@ def zip_candidates(
     weights = enumerate(zip(forms, schemes, dims, strict=True))
     rows = reduce(
         CandidateSet.paired,
-        [weight_candidates(site, position, form, its, some, None, timing) for position, (form, its, some) in weights],
+        [weight_candidates(site, index, form, applied, at, None, timing) for index, (form, applied, at) in weights],
     )
     return with_fused_gemm(rows, site, timing) if site.fused else rows
 

@@ -14,7 +14,7 @@ from torch.nn.functional import silu
 from gac.core.errors import PlanError
 from gac.forms.curvature.metric import FACTOR
 from gac.forms.curvature.registry import METHODS
-from gac.forms.experts import compensation
+from gac.forms.experts import compensation, widths
 from gac.forms.planned_sites import targeted_sites
 from gac.measurement import routed
 from gac.measurement.calibration import CalibrationRun, TextOfMixture
@@ -22,7 +22,7 @@ from gac.measurement.curves import LayerFit, fit_layers, measure_curves
 from gac.measurement.runs import drawn_loss
 from gac.measurement.store import temporary_store
 from gac.models.examples import Example, Examples
-from tests.models.small import small_config, small_model, with_random_mlps
+from tests.models.small import EXPERT_NEURONS, small_config, small_model, with_random_mlps
 
 IDS = torch.arange(96).reshape(4, 24) * 7 % 251
 LAYER = 1
@@ -174,6 +174,13 @@ def test_experts_that_no_token_reached_go_first_and_are_named(caplog: pytest.Log
     losses = fit.losses[f"experts/{STACK}"]
     assert losses[4] < 0.1 * losses[3]
     np.testing.assert_allclose(losses[4:8], losses[7] * np.array([4, 3, 2, 1]), rtol=0.05)
+
+
+def test_experts_that_all_work_on_every_token_can_be_narrower_alone() -> None:
+    model = small_model(small_config("mixtral", num_local_experts=2))
+    fit = fit_of(model)
+    assert (fit.losses[f"experts/{STACK}"] == 0).all()
+    assert fit.losses[f"experts:{widths(EXPERT_NEURONS)[-1]}/{STACK}"][TOP_K] > 0
 
 
 def test_tokens_of_two_texts_count_by_their_shares() -> None:

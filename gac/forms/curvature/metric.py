@@ -90,7 +90,7 @@ class RoutedTokens:
     counts: Tensor
     gradients: Tensor
 
-    def some(self, most: int) -> "RoutedTokens":
+    def thinned(self, most: int) -> "RoutedTokens":
         """Return at most so many of the tokens, evenly spaced."""
         chosen = slice(None, None, -(-len(self.inputs) // most))
         return RoutedTokens(self.inputs[chosen], self.counts[chosen], self.gradients)

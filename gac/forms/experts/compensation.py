@@ -46,7 +46,7 @@ class Layer:
 
     @cached_property
     def wrote(self) -> Tensor:
-        """What the dense layer writes, ``(tokens, hidden)``."""
+        """Outputs of the dense layer, ``(tokens, hidden)``."""
         return self.written_by(self.experts)
 
     @property

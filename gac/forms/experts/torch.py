@@ -91,9 +91,9 @@ def _measured(statistics: Statistics, router: Weight, stack: Weight) -> _Measure
     chooses, experts = (statistics.model.get_submodule(each.name) for each in (router, stack))
     with on_its_device(chooses), on_its_device(experts):
         tokens = _tokens(statistics, stack).to(next(experts.parameters()).device)  # where streamed weights are now
-        some = tokens.some(PRICED)
-        gram = products(experts, stack.experts, some)
-        elimination = eliminate(Routing(chooses, some.inputs), gram, some.counts, stack.top_k)
+        priced = tokens.thinned(PRICED)
+        gram = products(experts, stack.experts, priced)
+        elimination = eliminate(Routing(chooses, priced.inputs), gram, priced.counts, stack.top_k)
         del gram
         layer = Layer(experts, Routing(chooses, tokens.inputs), tokens)
         grid = (stack.expert_width, *widths(stack.expert_width))
@@ -117,19 +117,22 @@ def _losses(layer: Layer, elimination: Elimination, neurons: Tensor, stack: Weig
     """Measure some counts at some widths; between them what narrower experts lose further is linear in both."""
     counts = np.unique(np.linspace(stack.top_k, stack.experts, COUNTS).round().astype(np.int64))
     every, axis = stack.expert_width, np.arange(stack.experts + 1)
-    some = [grid[place] for place in np.unique(np.linspace(0, len(grid) - 1, WIDTHS + 1).round().astype(np.int64))][1:]
+    places = np.unique(np.linspace(0, len(grid) - 1, WIDTHS + 1).round().astype(np.int64))
+    sampled = [grid[place] for place in places[1:]]
 
     def remainder(count: int, width: int) -> Remainder:
         kept = last_to_go(elimination.order, count)
         return layer.without(kept, neurons[kept, every - width :].sort(dim=1).values)
 
-    damping = remainder(int(counts[len(counts) // 2]), [every, *some][len(some) // 2]).damping
+    damping = remainder(int(counts[len(counts) // 2]), [every, *sampled][len(sampled) // 2]).damping
     of_counts = [remainder(int(count), every) for count in counts[:-1]]
     left = np.array([each.loss(damping) for each in of_counts])
     before = np.array([each.loss(inf) for each in of_counts])
-    fewer = elimination.loss * np.interp(axis, counts[:-1], left / np.maximum(before, TINY))
+    fewer = elimination.loss  # 0 where a token takes every expert
+    if len(left):
+        fewer = fewer * np.interp(axis, counts[:-1], left / np.maximum(before, TINY))
     further = {every: np.zeros(len(counts))}
-    for width in some:
+    for width in sampled:
         narrower = np.array([remainder(int(count), width).loss(damping) for count in counts])
         further[width] = np.maximum(narrower - np.append(left, 0.0), 0.0)
     known, losses = sorted(further), dict[int, Floats]()
