@@ -44,7 +44,6 @@ from gac.plan.recipe import Deployment, Recipe, Refit, ResolvedRecipe, Space
 from gac.plan.summary import profile_command
 from gac.profiling.table import Profile
 from gac.runtime.contract import experts_of
-from gac.runtime.vllm.check import SERVED_MIXTURES, is_served
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 if TYPE_CHECKING:
@@ -147,9 +146,12 @@ def _check_engine(engine: Engine, space: Space, run: Deployment, config: Any) ->
         expected = f"the forms {served}, which it runs at full speed, schemes with kernels, and experts in 16 bits"
         remedy = f"Leave it out, or plan for {TRANSFORMERS.name}."
         raise PlanError(f"{unserved} for engine {engine.name}", expected, remedy)
-    if engine.plugin and experts_of(config) and not is_served(config):
-        problem = f"a {config.model_type}, a mixture of experts, for engine {engine.name}"
-        raise PlanError(problem, f"one of {', '.join(SERVED_MIXTURES)}", f"Plan for {TRANSFORMERS.name}.")
+    if engine.plugin and experts_of(config):
+        from gac.runtime.vllm.check import SERVED_MIXTURES, is_served  # loads torch
+
+        if not is_served(config):
+            problem = f"a {config.model_type}, a mixture of experts, for engine {engine.name}"
+            raise PlanError(problem, f"one of {', '.join(SERVED_MIXTURES)}", f"Plan for {TRANSFORMERS.name}.")
     if engine.shares and run.fuse is False:
         raise GacError(f"fuse=False for engine {engine.name}", "shared GEMMs, which it always has", "Leave fuse out.")
 
