@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from gac.forms.planned_sites import targeted_sites
 from gac.models.loading import load_model
 from tests.benchmarks import experts
-from tests.models.small import small_config, small_model
+from tests.models.small import EXPERT_NEURONS, small_config, small_model
 
 IDS = torch.arange(48).reshape(2, 24) * 5 % 251
 
@@ -51,7 +51,7 @@ def test_every_rule_keeps_the_same_share(
     assert [row["rule"] for row in rows] == rules
     kept = [sum(count * width for count, width in row["by layer"]) for row in rows]
     assert all(0.75 * kept[-1] < each <= 1.01 * kept[-1] for each in kept)
-    assert all(row["by layer"] == [4, 4] for row in rows[3:])
+    assert all(row["by layer"] == [(4, EXPERT_NEURONS)] * 2 for row in rows[2:])
     assert all(abs(row[str(text_file)]) < 1 for row in rows)
     with torch.no_grad():
         assert study.perplexities(loaded.model) == study.dense
