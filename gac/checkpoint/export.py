@@ -129,7 +129,7 @@ def _fewer_experts(stock: Any, plan: Plan, merge: bool) -> None:
 def _experts_of(choice: WeightChoice) -> tuple[int, int]:
     """Return the number of experts of a layer, and their neurons."""
     if not choice.changed:
-        return choice.weight.experts, choice.weight.out_features // choice.weight.blocks
+        return choice.weight.experts, choice.weight.expert_width
     return choice.module.sizes["experts"], choice.module.sizes["width"]
 
 

@@ -273,7 +273,7 @@ def export(directory: Path, output: Path, gguf: bool, overwrite: bool, **ways: A
 
     DIRECTORY was written by gac compress. Tools without GAC open the new one. A stock architecture can keep the dims if
     only MLPs are narrower, by the same width in every layer, and every layer has as many experts. DeciLM can keep those
-    of gac allocate --form narrow --form skip. --merge works for all plans but those of fewer experts.
+    of gac allocate --form narrow --form skip. --merge works for all plans but those of fewer or narrower experts.
     """
     from gac.checkpoint.target import check_free
 

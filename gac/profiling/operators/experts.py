@@ -13,7 +13,6 @@ from gac.core.operations import EXPERTS
 from gac.profiling.operators.base import Axes, AxisSweep, Operand, Operator, edges
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 
@@ -95,13 +94,7 @@ def _numbers(tokens: int, experts: int, top_k: int) -> "Tensor":
 
 
 def _weights(numbers: "Tensor") -> "Tensor":
-    return numbers.new_ones(numbers.shape, dtype=_float32()) / numbers.shape[1]
-
-
-def _float32() -> "torch.dtype":
-    import torch
-
-    return torch.float32
+    return numbers.float().fill_(1 / numbers.shape[1])
 
 
 @cache

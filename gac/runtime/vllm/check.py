@@ -19,7 +19,7 @@ SERVED_MULTIMODAL = (
     "smolvlm",
 )
 """Multimodal architectures whose classes in vLLM 0.32 were seen to run compressed decoders."""
-SERVED_MIXTURES = (*("glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"),)
+SERVED_MIXTURES = ("glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 """Mixtures of experts whose classes in vLLM 0.32 were seen to run compressed models; Mixtral and Qwen 3 in 0.26 too."""
 _RUN = ("Linear", "LowRankLinear", "Absent", "Constant", "Router", "Experts")
 """Modules that the engine runs, as ``config.json`` calls them."""

@@ -1,7 +1,7 @@
 """Configs of vLLM's kernel of routed experts for sizes that nobody has tuned: those of the nearest sizes.
 
-vLLM has files of tuned configs by the number of experts and their width. A plan's sizes have none, and its default is
-slower than what was tuned for sizes beside them.
+vLLM has files of tuned configs by the number of experts and their width, and a plan's sizes have none. In 8 bits its
+default is up to 1.4 times as slow as what was tuned for sizes near them; in 16 bits it is about as fast.
 """
 
 import functools
