@@ -45,13 +45,13 @@ def test_every_rule_keeps_the_same_share(
     small_model(small_config("mixtral", num_hidden_layers=2, max_position_embeddings=1024)).save_pretrained(tmp_path)
     tiny_tokenizer.save_pretrained(tmp_path)
     loaded = load_model(str(tmp_path))
-    study = experts.ExpertStudy(loaded, f"{text_file}:4x64", [str(text_file)], 1)
+    study = experts.ExpertStudy(loaded, [f"{text_file}:4x64"], {"text": str(text_file)}, 1)
     rows = study.rows(0.5, 1)
     rules = ["chosen", "refitted", "one share", "reap", "frequency", "random 0"]
     assert [row["rule"] for row in rows] == rules
     kept = [sum(count * width for count, width in row["by layer"]) for row in rows]
     assert all(0.75 * kept[-1] < each <= 1.01 * kept[-1] for each in kept)
     assert all(row["by layer"] == [(4, EXPERT_NEURONS)] * 2 for row in rows[2:])
-    assert all(abs(row[str(text_file)]) < 1 for row in rows)
+    assert all(abs(row["text"]) < 1 for row in rows)
     with torch.no_grad():
         assert study.perplexities(loaded.model) == study.dense

@@ -2,8 +2,9 @@
 
     python tests/benchmarks/experts.py upcycled-smollm2 --output experts.json
 
-The model is a directory, such as one of ``tests/benchmarks/upcycle.py``. At each kept share of the routed experts'
-parameters, all attentions as they are: excess ln(perplexity) over the dense model on each text, of
+The model is a directory, such as one of ``tests/benchmarks/upcycle.py``. All rules see the same calibration text. At
+each kept share of the routed experts' parameters, all attentions as they are: excess ln(perplexity) over the dense
+model on each text (``self``: written by the dense model with another seed), of
 
 - ``chosen``: GAC's counts and widths, with the fitted down_proj of what stays; ``refitted``: with all weights fitted
   again, as ``gac.compress`` does it;
@@ -33,13 +34,16 @@ from gac.forms.planned_sites import targeted_sites
 from gac.measurement.calibration import CalibrationRun, routed_by_layer
 from gac.measurement.curves import fit_layers
 from gac.measurement.samples import SAMPLE_TEXTS
-from gac.measurement.text import calibration_windows
+from gac.measurement.session import cut_windows, targeted_digest
+from gac.measurement.text import SELF
+from gac.measurement.texts import Texts
 from gac.models.loading import Loaded, load_model
 from gac.models.modules import input_device, listening, swapped
 from gac.models.sites import Site, Weight
 from gac.plan.costs import fraction_of
+from gac.plan.recipe import DEFAULT_TEXT, Recipe
 from gac.runtime.modules import resized
-from tests.benchmarks.harness import markdown, write
+from tests.benchmarks.harness import markdown, own_text, write
 
 FORM = form_named("experts")
 SHARES = (0.75, 0.5)
@@ -49,13 +53,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES))
-    parser.add_argument("--calibration", default="wiki-sample:64x1024")
-    parser.add_argument("--texts", nargs="+", default=list(SAMPLE_TEXTS))
+    parser.add_argument("--calibration", nargs="+", default=list(DEFAULT_TEXT))
+    parser.add_argument("--texts", nargs="+", default=[*SAMPLE_TEXTS, SELF])
     parser.add_argument("--windows", type=int, help="of evaluation; all where not given")
     parser.add_argument("--seeds", type=int, default=3, help="draws of random experts")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
-    study = ExpertStudy(load_model(asked.model), asked.calibration, asked.texts, asked.windows)
+    loaded = load_model(asked.model)
+    files = {
+        text: str(own_text(loaded, Path(f"{asked.model}.self.txt"))) if text == SELF else text for text in asked.texts
+    }
+    study = ExpertStudy(loaded, asked.calibration, files, asked.windows)
     rows = [row for share in asked.shares for row in study.rows(share, asked.seeds)]
     texts = [[f"{row[text]:.4f}" for text in asked.texts] for row in rows]
     cells = [[f"{row['share']:g}", row["rule"], row["experts"], *cell] for row, cell in zip(rows, texts, strict=True)]
@@ -90,16 +98,20 @@ def hash_of(name: str) -> int:
 class ExpertStudy:
     """A mixture, measured on calibration text, and what it loses with fewer experts on others."""
 
-    def __init__(self, loaded: Loaded, calibration: str, texts: Sequence[str], windows: int | None) -> None:
-        self.loaded, self.calibration, self.texts, self.windows = loaded, calibration, texts, windows
+    def __init__(
+        self, loaded: Loaded, calibration: Sequence[str], texts: Mapping[str, str], windows: int | None
+    ) -> None:
+        self.loaded, self.calibration, self.texts, self.windows = loaded, list(calibration), texts, windows
         self.model: Any = loaded.model
         self.sites = targeted_sites(self.model.config, [FORM.name])
-        self.by_layer = measured(self.model, self.sites, calibration_windows(calibration, loaded.tokenizer).ids)
+        digest = targeted_digest(loaded, self.sites)
+        windows_of = cut_windows(Texts.of(self.calibration), loaded, digest, Recipe.of(0.5).measure.seed, None)
+        self.by_layer = measured(self.model, self.sites, windows_of.ids)
         self.dense = self.perplexities(self.model)
 
     def perplexities(self, model: Any) -> dict[str, float]:
         of = partial(gac.perplexity, model, self.loaded.tokenizer, windows=self.windows, progress=False)
-        return {text: of(text).value for text in self.texts}
+        return {name: of(text).value for name, text in self.texts.items()}
 
     def excess(self, model: Any) -> dict[str, float]:
         return {text: math.log(value / self.dense[text]) for text, value in self.perplexities(model).items()}
@@ -110,7 +122,8 @@ class ExpertStudy:
         for rule, refit in (("chosen", "none"), ("refitted", "residual")):
             plan = self.plan(share, refit)
             sizes = [sizes_of(plan, layer.stack) for layer in self.by_layer]
-            rows.append(self.row(rule, share, sizes, self.excess(self.compressed(plan)), plan.prediction.loss))
+            predicted = {by.text: by.loss for by in plan.prediction.by_text} | {"mean": plan.prediction.loss}
+            rows.append(self.row(rule, share, sizes, self.excess(self.compressed(plan)), predicted))
         even = [round(share * layer.stack.experts) for layer in self.by_layer]
         for rule, seed in [("gac", 0), ("reap", 0), ("frequency", 0), *(("random", seed) for seed in range(seeds))]:
             name = {"gac": "one share"}.get(rule, rule if rule != "random" else f"random {seed}")
@@ -125,20 +138,21 @@ class ExpertStudy:
         share: float,
         sizes: Sequence[tuple[int, int]],
         excess: Mapping[str, float],
-        predicted: float | None = None,
+        predicted: Mapping[str, float] | None = None,
     ) -> dict[str, Any]:
         counts, neurons = ([size[axis] for size in sizes] for axis in (0, 1))
         chosen = f"{min(counts)} to {max(counts)} of {min(neurons)} to {max(neurons)}"
-        row = {"share": share, "rule": rule, "experts": chosen, "by layer": list(sizes)}
-        print(row | {"predicted": predicted} | dict(excess), flush=True)
-        return row | {"predicted": predicted} | dict(excess)
+        row = {"share": share, "rule": rule, "experts": chosen, "by layer": list(sizes), "predicted": predicted}
+        row |= excess
+        print(row, flush=True)
+        return row
 
     def plan(self, share: float, refit: str) -> gac.Plan:
         """Counts of the same parameters as that share of all experts, and of the routers' rows."""
         routed = sum(site.params for site in self.sites if site.weights[0].top_k)
         total = sum(site.params for site in self.sites)
         budget = fraction_of(total - round((1 - share) * routed), total)
-        options = {"calibration": self.calibration, "tokenizer": self.loaded.tokenizer, "refit": refit, "rotate": False}
+        options = {"calibration": self.calibration, "tokenizer": self.loaded.tokenizer, "refit": refit}
         return gac.allocate(self.model, budget, forms=[FORM.name], latency="any", **options)
 
     def compressed(self, plan: gac.Plan) -> Any:

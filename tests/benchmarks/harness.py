@@ -136,6 +136,16 @@ LEAST_LOSS = {"fuse": False, "latency": "any", "slack": 0}
 """Options of plans that give nothing for speed."""
 
 
+def own_text(loaded: Loaded, path: Path) -> Path:
+    """A file of text that the dense model writes with another seed than that of calibration."""
+    if not path.exists():
+        model, tokenizer = loaded.model, loaded.tokenizer
+        digest = targeted_digest(loaded, family_of(model.config).sites(model.config))
+        windows = sampled_windows(model, tokenizer, digest, SELF_SEED, ALONE, True, SELF_WINDOWS, 1024)
+        path.write_text("\n\n".join(tokenizer.batch_decode(windows.ids, skip_special_tokens=False)))
+    return path
+
+
 class Study:
     """Plans of one model, each compressed and measured; written after each, and the same command goes on there.
 
@@ -239,18 +249,9 @@ class Study:
         """On each text, by its name."""
         asked = self._asked
         how = {"windows": asked.windows} | ({"length": asked.length} if "length" in asked else {})
-        files = {text: str(self._own_text()) if text == SELF else text for text in self.texts}
+        own = asked.output.with_suffix(".self.txt")
+        files = {text: str(own_text(self.loaded, own)) if text == SELF else text for text in self.texts}
         return {text: gac.perplexity(model, self.loaded.tokenizer, file, **how) for text, file in files.items()}
-
-    def _own_text(self) -> Path:
-        """A file of text that the dense model writes with another seed than that of calibration."""
-        path = self._asked.output.with_suffix(".self.txt")
-        if not path.exists():
-            model, tokenizer = self.loaded.model, self.loaded.tokenizer
-            digest = targeted_digest(self.loaded, family_of(model.config).sites(model.config))
-            windows = sampled_windows(model, tokenizer, digest, SELF_SEED, ALONE, True, SELF_WINDOWS, 1024)
-            path.write_text("\n\n".join(tokenizer.batch_decode(windows.ids, skip_special_tokens=False)))
-        return path
 
     def keep(self, row: dict[str, Any], **summary: Any) -> dict[str, Any]:
         """Write one more row, and what is now to be said of all of them."""
