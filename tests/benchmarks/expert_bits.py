@@ -3,7 +3,8 @@
     python tests/benchmarks/expert_bits.py upcycled-smollm2 --output expert-bits.json
 
 The model is a directory of ``tests/benchmarks/upcycle.py``. Excess ln(perplexity) on each text over the same model in
-16 bits: of the mixture and of SmolLM2, each with all of its linear weights in a scheme; routers stay as they are. SmolLM2 is rotated, because the packaged one lies on a 4-bit grid. All experts stay.
+16 bits: of the mixture and of SmolLM2, each with all of its linear weights in a scheme; routers stay as they are.
+SmolLM2 is rotated, because the packaged one lies on a 4-bit grid. All experts stay.
 """
 
 import argparse
