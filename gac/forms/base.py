@@ -62,18 +62,16 @@ class LossMeasure:
         needs_forward_runs: the model is run with each dim, see ``Statistics.runs``.
         uses_routed_tokens: it takes experts, and is measured on tokens that reach them (``Statistics.routed``).
         uses_attention_curvature: the metric is that of the attention over the KV cache, see ``Statistics.attended``.
-        levels: nats a token that all weights in the form would lose by the metric, at the dims where the model is run
-            with all of them; used where the method is two-sided and some windows are held out
+        anchors: nats a token that all weights in the form would lose by the metric, at the dims where the model is run
+            to correct it; used where the method is two-sided and some windows are held out
             (``gac.measurement.attended.held_out``).
-        anchored: the model is also run with each weight alone, to correct its curve.
     """
 
     in_every_calibration: bool = False
     needs_forward_runs: bool = False
     uses_routed_tokens: bool = False
     uses_attention_curvature: bool = False
-    levels: tuple[float, ...] = ()
-    anchored: bool = False
+    anchors: tuple[float, ...] = ()
 
 
 class Latency:

@@ -87,9 +87,9 @@ class LossCurves:
         )
         # Several forms that were measured as a whole count as one. Quantisation was not measured there.
         exact = [
-            (model, float(curve.loss[dim]))
+            (model, float(self.by_key[model.form, DEFAULT_SCHEME, name].loss[dim]))
             for form, name, dim in chosen
-            if (model := self.wholes.get(form)) and (curve := self.by_key.get((model.form, DEFAULT_SCHEME, name)))
+            if (model := self.wholes.get(form))
         ]
         total = sum(loss for _, loss in exact)
         of_wholes = sum(((model.ratio(total) - 1) * loss for model, loss in exact), 0.0)

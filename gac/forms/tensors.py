@@ -48,7 +48,7 @@ class Statistics:
         method: the method that measures errors.
         artifacts: of forms that were measured before; where a site is built, all of the layer's.
         losses: curves of forms that were measured before, by ``<form>/<weight>``; none where a site is built.
-        runs: for forms that need forward runs or are ``anchored``; for the latter on text that ``attended`` has not
+        runs: for forms that need forward runs or have ``anchors``; for the latter on text that ``attended`` has not
             seen. For forms that need no statistics there is nothing else.
         attended: moments of k_proj's or v_proj's weight under attention over the cache; for forms that use them, where
             the method is two-sided.

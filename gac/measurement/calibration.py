@@ -64,7 +64,7 @@ LAYER_BYTES = 2**29
 ATTENDED = "attended-2"
 """The name of files of moments with attended ones, and of what is measured by them; its number changes with their
 definition."""
-ROUTED = "routed-3"
+ROUTED = "routed-2"
 """Likewise of those with the tokens of routed experts."""
 
 

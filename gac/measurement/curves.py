@@ -26,7 +26,6 @@ from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.tensors import RunForm, Statistics, tensors_of
 from gac.measurement.calibration import (
     ATTENDED,
-    ROUTED,
     CalibrationRun,
     decoder_layers,
     group_by_layer,
@@ -121,8 +120,7 @@ def measure_curves(
     fits = fit_layers(run, sites, forms=forms, schemes=schemes, rounding=rounding)
     fit, measured = LayerFit.merged([*fits.values()]), [form for part in parts for form in part.forms]
     routed = routed_by_layer(sites)
-    by_layer = {layer: [*layers[layer], *routed.get(layer, ())] for layer in fits}
-    weights = [*chain(*by_layer.values())]
+    weights = [weight for layer in fits for weight in (*layers[layer], *routed.get(layer, ()))]
     named = [(form.name, weight.name) for weight in weights for form in variants_of(measured, weight)]
     losses = {(form, DEFAULT_SCHEME, name): fit.losses.get(f"{form}/{name}") for form, name in named}
     curves = LossCurves({key: LossCurve(loss) for key, loss in losses.items() if loss is not None})
@@ -130,9 +128,10 @@ def measure_curves(
         start = f"{scheme.name}/"
         price = {name.removeprefix(start): loss for name, loss in fit.losses.items() if name.startswith(start)}
         for layer in fits:
-            curves = curves.with_scheme(scheme, by_layer[layer], [form_named("dense"), *measured], price)
-    if any(form.loss.needs_forward_runs or form.loss.levels for form in measured):
-        curves = with_joint_losses(run, by_layer, measured, curves, fit.artifacts)
+            of_layer = [*layers[layer], *routed.get(layer, ())]
+            curves = curves.with_scheme(scheme, of_layer, [form_named("dense"), *measured], price)
+    if any(form.loss.needs_forward_runs or form.loss.anchors for form in measured):
+        curves = with_joint_losses(run, layers, measured, curves, fit.artifacts)
     losses_of_lowest = fits[min(fits)].losses
     names = {layer: f"reached/{weights[-1].name}" for layer, weights in routed.items()}
     reached = {layer: fits[layer].losses[name] for layer, name in names.items() if name in fits[layer].losses}
@@ -191,8 +190,8 @@ def _parts(forms: Sequence[str], schemes: Sequence[str], inputs: bool) -> list[_
     parts = [_Part("standard", tuple(form for form in FORMS if form.loss.in_every_calibration))]
     for form in wanted.values():
         if not form.loss.in_every_calibration and form.name != "dense":
-            sums = ((ATTENDED, form.loss.uses_attention_curvature), (ROUTED, form.loss.uses_routed_tokens))
-            parts.append(_Part("-".join((*(name for name, used in sums if used), form.name)), (form,)))
+            name = f"{ATTENDED}-{form.name}" if form.loss.uses_attention_curvature else form.name
+            parts.append(_Part(name, (form,)))
     rounding = [scheme for scheme in map(scheme_named, dict.fromkeys(schemes)) if scheme.lossy]
     parts += [_INPUTS] if inputs else []
     parts += [_Part(f"{PRICES}-{each.name}", scheme=each) for each in rounding]
@@ -393,7 +392,7 @@ def _packed_moments(weight: Weight, moments: Moments, names: Sequence[str]) -> d
 def _runs_by_part(run: CalibrationRun, weights: Layers) -> _RunsByPart:
     """Return what runs the model for a part, made at the first call; None where the part needs no runs.
 
-    ``anchored`` forms are run on the windows that their moments have not seen, if there are such.
+    Forms with ``anchors`` are run on the windows that their moments have not seen, if there are such.
     """
 
     @cache
@@ -404,7 +403,7 @@ def _runs_by_part(run: CalibrationRun, weights: Layers) -> _RunsByPart:
     def runs_of(part: _Part) -> ModelRuns | None:
         if any(form.loss.needs_forward_runs for form in part.forms):
             return runs_on(False)
-        anchors = run.method.two_sided and any(form.loss.anchored for form in part.forms)
+        anchors = run.method.two_sided and any(form.loss.anchors for form in part.forms)
         return runs_on(True) if anchors and run.held_out else None
 
     return runs_of

@@ -70,9 +70,7 @@ def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: 
     shares, refit = Shares.of(family), recipe.refit or "none"
     forms = [*map(form_named, recipe.space.forms)]
     by_form = {form.name: shares.run[refit] for form in forms if form.loss.needs_forward_runs}
-    for form, whole_model in curves.wholes.items():
-        routed = form_named(form).loss.uses_routed_tokens  # what stays is fitted before it is measured, and never again
-        by_form |= dict.fromkeys((form, whole_model.form), 1.0 if routed else WHOLE[refit])
+    by_form |= {name: WHOLE[refit] for form, whole_model in curves.wholes.items() for name in (form, whole_model.form)}
     rounds = any(scheme_named(name).lossy for name in recipe.space.schemes)
     by_key = {}
     for (form, scheme, name), curve in curves.by_key.items():

@@ -2,19 +2,19 @@
 
 Forms with ``needs_forward_runs``: for the cheapest changes, what text loses with one, and the model with two.
 
-Forms with ``levels``: for each of these all weights are changed at once, where each loses an equal part of it. The
-model is run one layer after the other, so that the changes of one layer are in memory at a time.
-``gac.forms.loss_curves.WholeModelLoss`` has what that makes of a sum.
+Forms with ``anchors`` have curves that runs of the model correct, each with one weight changed
+(``gac.forms.latent.torch``). For each of these levels all weights are changed at once, at the ranks where each
+loses an equal part of it. ``gac.forms.loss_curves.WholeModelLoss`` has what that makes of a sum.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gac.core.progress import progress_bar
 from gac.forms import Form
@@ -22,8 +22,9 @@ from gac.forms.artifacts import LayerArtifacts
 from gac.forms.latent.torch import anchor_ranks, denoised
 from gac.forms.loss_curves import LossCurves, WholeModelLoss
 from gac.forms.tensors import RunForm, SiteBuild, Statistics, joint_weights, tensors_of
-from gac.measurement.calibration import ATTENDED, ROUTED, CalibrationRun, decoder_layers
+from gac.measurement.calibration import ATTENDED, CalibrationRun, decoder_layers
 from gac.measurement.runs import ModelRuns, unseen
+from gac.models.linears import read_weight
 from gac.models.sites import Weight
 from gac.schemes import DEFAULT_SCHEME
 
@@ -51,14 +52,12 @@ def with_joint_losses(
                     pairs[frozenset(changes)] = float(loss)
                 else:
                     on_text[changes[0]] = float(loss)
-        if form.loss.levels and run.method.two_sided and run.held_out:
+        if form.loss.anchors and run.method.two_sided and run.held_out:
             measure = partial(_measure_whole_model, run, weights, form, curves, artifacts)
-            text = ROUTED if form.loss.uses_routed_tokens else ATTENDED
-            stored = run.stored(f"whole-{run.method.name}-{text}-{form.name}", measure)
+            stored = run.stored(f"whole-{run.method.name}-{ATTENDED}-{form.name}", measure)
             whole_model = WholeModelLoss(form.name, tuple(stored["summed"].tolist()), tuple(stored["lost"].tolist()))
-            if whole_model.summed:
-                wholes |= dict.fromkeys(_measured_like(form, forms), whole_model)
-                wholes |= {each.name: replace(whole_model, form=each.name) for each in _variants(form, weights)}
+            variants = [each for each in forms if (each.base_form or each).name == form.name]
+            wholes |= {variant.name: whole_model for variant in variants if whole_model.summed}
     return replace(curves, pairs=pairs, on_text=on_text, wholes=wholes)
 
 
@@ -83,81 +82,30 @@ def _measure_pairs(run: CalibrationRun, weights: Layers, form: Form, curves: Los
     return measured
 
 
-def _measured_like(form: Form, forms: Sequence[Form]) -> list[str]:
-    return [each.name for each in forms if (each.base_form or each).name == form.name]
-
-
-def _variants(form: Form, weights: Layers) -> set[Form]:
-    """Return the variants that were measured along with the form, which have curves of all that they lose."""
-    return {variant for weight in chain(*weights.values()) for variant in form.variants(weight)} - {form}
-
-
-@dataclass(frozen=True)
-class _Change:
-    """Weights of a site in a form, and what that loses by their curve."""
-
-    form: Form
-    dim: int
-    weights: Sequence[Weight]
-    loss: float
-
-    @property
-    def params(self) -> int:
-        return sum(self.form.params(weight, self.dim) for weight in self.weights)
-
-    def modules(self, statistics: Statistics) -> dict[str, nn.Module]:
-        build, tensors = SiteBuild(self.weights, statistics), tensors_of(self.form)
-        return {weight.name: tensors.module(build, weight, self.dim) for weight in self.weights}
-
-
 def _measure_whole_model(
     run: CalibrationRun, weights: Layers, form: Form, curves: LossCurves, artifacts: LayerArtifacts
 ) -> dict[str, Tensor]:
     """The sums of losses, ascending, and the losses of the model, float64."""
-    joint = [*chain(*(_sites(form, of_layer) for of_layer in weights.values()))]
-    sites = [site for site in joint if curves.of(form, site[-1])]
-    statistics = Statistics(run.model, unseen, run.method, artifacts)
+    curve_of = {weight: curve for weight in chain(*weights.values()) if (curve := curves.of(form, weight))}
+    build = SiteBuild([*curve_of], Statistics(run.model, unseen, run.method, artifacts))
     runs = ModelRuns(run.model, decoder_layers(run.model, weights), run.windows[run.held_out], [], every=True)
 
-    def lost(changes: Sequence[_Change]) -> float:
-        return runs.divergence_in_turn(
-            {change.weights[0].name: partial(change.modules, statistics) for change in changes}
-        )
+    def lost(ranks: Mapping[Weight, int]) -> float:
+        tensors = tensors_of(form)
+        return runs.divergence({weight.name: tensors.module(build, weight, rank) for weight, rank in ranks.items()})
 
-    def equal_parts(level: float) -> list[_Change]:
+    levels: list[dict[Weight, int]] = []
+    for level in form.loss.anchors:
         # Weights that never lose so much stay as they are.
-        options = [_cheapest(form, site, curves, level / len(sites)) for site in sites]
-        return [change for change in options if change]
-
-    levels = [changes for changes in map(equal_parts, form.loss.levels if sites else ()) if changes]
-    full = [_Change(form, form.full(site[-1]), site, 0.0) for site in sites]
-    coarse = any(torch.finfo(_dtype(run.model, weight)).bits < 32 for site in sites for weight in site)
-    rounding = lost(full) if levels and coarse else 0.0
+        least = level / (2 * runs.layers)
+        ranks = {weight: rank for weight, curve in curve_of.items() for rank in anchor_ranks(curve.loss, [least])}
+        levels += [ranks] if ranks else []
+    coarse = any(torch.finfo(read_weight(run.model, weight.name).dtype).bits < 32 for weight in curve_of)
+    rounding = lost({weight: curve.full for weight, curve in curve_of.items()}) if levels and coarse else 0.0
     by_sum: dict[float, float] = {}
-    for changes in progress_bar("changing all weights", "run", steps=levels, shown=run.progress):
-        by_sum[sum(change.loss for change in changes)] = lost(changes) - rounding
+    for ranks in progress_bar("changing all weights", "run", steps=levels, shown=run.progress):
+        summed = sum(float(curve_of[weight].loss[rank]) for weight, rank in ranks.items())
+        by_sum[summed] = lost(ranks) - rounding
     sums = np.array(sorted(by_sum))
     losses = denoised(np.array([by_sum[summed] for summed in sums]), sums)
     return {"summed": torch.from_numpy(sums), "lost": torch.from_numpy(losses)}
-
-
-def _sites(form: Form, weights: Sequence[Weight]) -> list[list[Weight]]:
-    """Return what the form changes as one: a router with its experts, or a weight by itself."""
-    return [*joint_weights(form, weights)] if form.loss.uses_routed_tokens else [[weight] for weight in weights]
-
-
-def _cheapest(form: Form, site: Sequence[Weight], curves: LossCurves, least: float) -> _Change | None:
-    """Return the form or its variant with the fewest parameters, at the largest dim that loses ``least`` or more."""
-    options = []
-    for variant in form.variants(site[-1]):
-        if (curve := curves.of(variant, site[-1])) is None:
-            continue
-        for rank in anchor_ranks(curve.loss, [least]):
-            dim = max(rank, variant.least(site[-1]))
-            options.append(_Change(variant, dim, site, float(curve.loss[dim])))
-    return min(options, key=lambda change: change.params, default=None)
-
-
-def _dtype(model: nn.Module, weight: Weight) -> torch.dtype:
-    parameter: nn.Parameter = next(model.get_submodule(weight.name).parameters())
-    return parameter.dtype

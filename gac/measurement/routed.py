@@ -1,7 +1,5 @@
 """The tokens that routed experts see: a sample of them, and the gradients at what the experts write.
 
-The windows that are held out to run the model on (``gac.measurement.attended.held_out``) give the sample none.
-
 Without some experts a token t is written d_t less. That costs about ``1/2 E[c_t d_t^T G d_t]`` nats a token, with
 G = E[g g^T] of the gradients g at the experts' output (``gac.measurement.calibration``) and counts
 c_t = |g_t|^p / E[|g|^p]. At p = 2 G and the weighted d have the exact partial traces of the Fisher matrix.
@@ -15,13 +13,12 @@ from torch import Tensor, nn
 
 from gac.core.errors import PlanError
 from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
-from gac.measurement.attended import held_out
 from gac.measurement.sums import TINY, RunningSums
 from gac.models.examples import Examples, TokenWindows
 from gac.models.sites import Weight
 
 TOKENS = 16384
-"""Tokens of a text that are kept: the same in every layer, drawn from all windows that are not held out."""
+"""Tokens of a text that are kept: the same in every layer, drawn from all of its windows."""
 NAMES = ("inputs", "counts", "gradients", "power")
 
 
@@ -43,9 +40,7 @@ class RoutedSums(RunningSums):
         windows, length = shape
         self._power, self._tokens, self._next, self._dtype = power, windows * length, first * length, torch.float32
         draw = torch.Generator().manual_seed(0)
-        drawn = torch.randperm(self._tokens, generator=draw)
-        left_out = torch.isin(drawn // length, torch.tensor(held_out(windows, length), dtype=torch.int64))
-        self._chosen = drawn[~left_out][:TOKENS].sort().values
+        self._chosen = torch.randperm(self._tokens, generator=draw)[:TOKENS].sort().values
         self._stacks = [weight.name for weight in stacks]
         self.hooks = {name: partial(self._listen, name) for name in self._stacks}
         shapes: dict[str, tuple[int, ...]] = {}

@@ -5,8 +5,7 @@ enough to measure it. The calibration text loses less: without one of SmolLM2's 
 (results/structures.md). Its loss differs more between windows, so a small one takes many.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf, sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -167,26 +166,6 @@ class ModelRuns:
         """
         return float(self.measured(modules)[:, 0].mean())
 
-    def divergence_in_turn(self, modules: Mapping[str, Callable[[], Mapping[str, nn.Module]]]) -> float:
-        """The same with modules that are made as their layer runs, and gone after it; by the name of one of each site.
-
-        Makers of one layer run once each. ModelError if it is not finite.
-        """
-        by_layer = defaultdict[int, list[Callable[[], Mapping[str, nn.Module]]]](list)
-        for name, make in modules.items():
-            by_layer[self._layer_of[self.model.get_submodule(name)]].append(make)
-        lowest = min(by_layer)
-        states = self._states[lowest]
-        with frozen(self.model), torch.no_grad():
-            for layer in range(lowest, len(self._states)):
-                replaced = {name: module for make in by_layer[layer] for name, module in make().items()}
-                with swapped(self.model, replaced):
-                    states = [self._stack.run(layer, *each) for each in zip(states, self._windows, strict=True)]
-            by_window = torch.stack([self._differs(number, hidden) for number, hidden in enumerate(states)])
-        mean = by_window[:, 0].mean()
-        check_measured(mean, f"the divergence with {len(modules)} sites changed is {mean.item()}", "a finite one")
-        return float(mean)
-
     def lost(self, modules: Mapping[str, nn.Module]) -> float:
         """Loss of text with these modules in the model, nats a token; arguments as for ``divergence``.
 
@@ -215,11 +194,6 @@ class ModelRuns:
         hidden, window = self._states[lowest][number], self._windows[number]
         for layer in range(lowest, len(self._states)):
             hidden = self._stack.run(layer, hidden, window)
-        return self._differs(number, hidden)
-
-    def _differs(self, number: int, hidden: Tensor) -> Tensor:
-        """Return divergence and further loss of a window from the last layer's output."""
-        window = self._windows[number]
         dense, logits = self._dense[number], self._stack.logits(window, hidden)[predicting(window)]
         changed, labels = logits.float().log_softmax(-1), next_tokens(window).to(logits.device)
         loss = (dense - changed)[: len(labels)].gather(1, labels[:, None]).mean()

@@ -312,10 +312,10 @@ def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
             f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, from the first layer that "
             f"changes on; leave the form out{how} to save that"
         )
-    windows = sum(len(held_out(part.windows, part.length)) for part in texts.parts) if resolved.method.two_sided else 0
-    bases = {base.name: base for form in forms for base in (form.base_form or form,) if base.loss.levels and windows}
+    windows = sum(len(held_out(part.windows, part.length)) for part in texts.parts) if attended else 0
+    bases = {base.name: base for form in forms for base in (form.base_form or form,) if base.loss.anchors and windows}
     for form in bases.values():
-        runs = (len(form.loss.levels) + 1) * (form.loss.anchored * sum(map(form.applies_to, weights)) + 1)
+        runs = (len(form.loss.anchors) + 1) * (sum(map(form.applies_to, weights)) + 1)
         yield (
             f"form {form.name}: the model is run up to {runs} times on {windows * texts.length} held-out tokens, from "
             "the layer that changes on"

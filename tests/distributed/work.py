@@ -142,7 +142,7 @@ def plan(text: Path, folder: Path) -> None:
 
 def plan_latents(text: Path, folder: Path) -> None:
     """A plan of a smaller cache, of a model that loses so little that it is measured where next to nothing is lost."""
-    with patch.object(Latent, "loss", replace(Latent.loss, levels=(1e-6, 1e-5))):
+    with patch.object(Latent, "loss", replace(Latent.loss, anchors=(1e-6, 1e-5))):
         asked = options(text) | {"forms": ("latent",), "kv_cache": 0.5, "refit": "none"}
         gac.allocate(llama(), 1.0, **asked).save(folder / f"plan-{launch.rank()}.json")
 

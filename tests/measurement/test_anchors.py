@@ -146,16 +146,16 @@ def sharp(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         for layer in tiny_model.model.layers:
             layer.self_attn.q_proj.weight.mul_(20)
             layer.self_attn.o_proj.weight.mul_(20)
-    monkeypatch.setattr(Latent, "loss", replace(Latent.loss, levels=(0.02, 0.1)))
+    monkeypatch.setattr(Latent, "loss", replace(Latent.loss, anchors=(0.02, 0.1)))
     return tiny_model
 
 
 @pytest.fixture
 def prices(sharp: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Floats]:
     """Curves without anchors. From then on the form has one, which costs a weight ``level(prices)``."""
-    monkeypatch.setattr(Latent, "loss", replace(Latent.loss, levels=()))
+    monkeypatch.setattr(Latent, "loss", replace(Latent.loss, anchors=()))
     prices = losses_of(fits_of(run_of(sharp), "latent"))
-    monkeypatch.setattr(Latent, "loss", replace(Latent.loss, levels=(level(prices) * len(prices),)))
+    monkeypatch.setattr(Latent, "loss", replace(Latent.loss, anchors=(level(prices) * len(prices),)))
     return prices
 
 
@@ -198,7 +198,7 @@ def test_a_whole_is_what_the_model_loses_with_all_its_weights_changed(sharp: Any
     model_runs = ModelRuns(sharp, list(sharp.model.layers), WINDOWS[held_out(*WINDOWS.shape)], [])
     whole = curves.wholes["latent"]
     assert len(whole.summed) == 2
-    for level, summed, lost in zip(Latent.loss.levels, whole.summed, whole.lost, strict=True):
+    for level, summed, lost in zip(Latent.loss.anchors, whole.summed, whole.lost, strict=True):
         modules, total = {}, 0.0
         for weight in weights:
             curve = curves.of(FORM, weight)
@@ -246,7 +246,7 @@ def test_rounding_in_16_bits_is_in_no_whole_which_never_falls(sharp: Any, monkey
     curve = LossCurve(np.linspace(0.2, 0, FORM.full(latents[0]) + 1) / len(latents))
     curves = LossCurves({("latent", "bf16", weight.name): curve for weight in latents})
     lost = iter([1.0, 1.15, 1.1])  # of the full ranks, which is rounding, and at both levels
-    monkeypatch.setattr(ModelRuns, "divergence_in_turn", lambda _, modules: next(lost))
+    monkeypatch.setattr(ModelRuns, "divergence", lambda _, modules: next(lost))
     whole = with_joint_losses(run, weights, [FORM], curves, kept).wholes["latent"]
     assert whole.summed == pytest.approx((0.025, 0.1))
     assert whole.lost == pytest.approx((0.15, 0.15))

@@ -40,7 +40,7 @@ class Experts(Shorter):
 
     symbol = "e"
     meaning = "experts that a layer keeps / neurons of each"
-    loss = LossMeasure(uses_routed_tokens=True, levels=(0.003, 0.02, 0.1))
+    loss = LossMeasure(uses_routed_tokens=True)
     served = True
     dim_counts_units = True
 

@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gac.core.arrays import Floats
 from gac.forms.artifacts import LayerArtifacts
@@ -20,7 +20,6 @@ from gac.forms.narrow.elimination import last_to_go
 from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm
 from gac.models.sites import Weight
 from gac.models.streaming import on_its_device
-from gac.runtime.modules import resized
 
 PRICED = 8192
 """Tokens of the sample on which experts are removed one at a time."""
@@ -62,14 +61,6 @@ class ExpertsTensors(TensorForm):
                     yield Fit(stack, loss, kept, reached=reached)
                 else:
                     yield Fit(stack, loss, form=Experts(width))
-
-    def module(self, build: SiteBuild, weight: Weight, dim: int) -> nn.Module:
-        dense = build.statistics.model.get_submodule(weight.name)
-        with on_its_device(dense):
-            module: nn.Module = resized(dense, **self.form.module(weight, dim).sizes)
-            module.load_state_dict(self.parameters(build, weight, dim))
-        vars(module).pop("forward", None)  # of accelerate, where weights are streamed
-        return module
 
     @torch.no_grad()
     def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:

@@ -89,7 +89,7 @@ class Latent(Form):
 
     symbol = "g"
     meaning = "rank of a latent for each group of heads"
-    loss = LossMeasure(uses_attention_curvature=True, levels=(0.03, 0.1, 0.4), anchored=True)
+    loss = LossMeasure(uses_attention_curvature=True, anchors=(0.03, 0.1, 0.4))
     step = 8
     rule_resource: ClassVar[Literal["params", "cached"] | None] = "cached"
     bits: int | None = None

@@ -19,7 +19,7 @@ costs, beside ``tr(G E A E^T)`` of what is cut off:
 curve is anchored: at a few ranks the model is run with that weight alone changed, on text that its moments have not
 seen (``gac.measurement.attended.held_out``). Between anchors the logarithm of the loss is linear in that of the price.
 Beyond the last one the loss is in the same ratio to the price as there. The anchors of all weights together would lose
-as much by their prices as the form's ``levels`` say, so they lie where plans choose. With three of them a model of n
+as much by their prices as the form's ``anchors`` say, so they lie where plans choose. With three of them a model of n
 layers takes 6 n runs, each from the layer that changes on. In 16 bits there is one more for each weight: what its pair
 of the full rank loses is rounding, which is in every run and is subtracted. What all weights lose together is in
 ``gac.measurement.joint_losses``.
@@ -124,7 +124,7 @@ class LatentTensors(PairTensors):
         def lost(rank: int) -> float:
             return runs.divergence({weight.name: self.module(build, weight, rank)})
 
-        ranks = anchor_ranks(price, [total / (2 * runs.layers) for total in self.form.loss.levels])
+        ranks = anchor_ranks(price, [total / (2 * runs.layers) for total in self.form.loss.anchors])
         coarse = torch.finfo(statistics.matrix(weight).dtype).bits < 32
         rounding = lost(len(price) - 1) if ranks and coarse else 0.0
         return anchored(price, {rank: lost(rank) - rounding for rank in ranks})
