@@ -19,7 +19,8 @@ from gac.evaluation.tasks import Suite, open_suite
 from gac.measurement.documents import Documents, Text, ordered
 from gac.measurement.images import holds_messages
 from gac.measurement.samples import SAMPLE_TEXTS, SAMPLE_WINDOWS, SAMPLES
-from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer, model_digest
+from gac.models.digests import model_digest
+from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer
 from gac.models.packaged import PACKAGED
 from gac.models.processors import tokenizer_of
 from gac.models.threads import entry_point
