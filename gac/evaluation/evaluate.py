@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from gac.checkpoint.load import open_model
 from gac.core.arguments import Count, CountOrZero
 from gac.core.errors import GacError, ModelError
-from gac.evaluation.perplexity import Sample, compare_models, dtype_of, perplexity_on, take_examples, take_sample
+from gac.evaluation.perplexity import Sample, compare_models, dtype_of, perplexity_on, take_sample
 from gac.evaluation.results import Evaluated, Evaluation, OnText
 from gac.evaluation.tasks import Suite, open_suite
 from gac.measurement.documents import Documents, Text, ordered
@@ -123,7 +123,7 @@ def _samples(
         yield from (take_sample(tokenizer, name, count, length, bos, most) for name in SAMPLE_TEXTS)
     elif isinstance(text, str) and holds_messages(text):
         name = source.config.name_or_path if isinstance(source, PreTrainedModel) else source
-        yield take_examples(text, name, load_config(model), count, length)
+        yield take_sample(name, text, count, length, config=load_config(model))
     else:
         yield take_sample(tokenizer, text, count, length, bos)
 
