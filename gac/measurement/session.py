@@ -122,7 +122,7 @@ def measuring(
     """
     ranks, sites = this_run(), resolved.targeted
     by_default = resolved.recipe.measure.text == DEFAULT_TEXT
-    if by_default and _device_of(model) == "cpu":
+    if by_default and (default_device() if isinstance(model, (str, Path)) else input_device(model).type) == "cpu":
         texts = Texts.of(DEFAULT_TEXT_ON_A_CPU)
         more = " and ".join(f"--calibration {text}" for text in DEFAULT_TEXT)
         logger.info("few windows calibrate on a CPU; %s, the default on a GPU, takes longer and loses less", more)
@@ -395,10 +395,6 @@ def planned_digest(plan: Plan, loaded: Loaded, sites: Sequence[Site]) -> str:
             "Use the plan with the model it was made for, or allocate again.",
         )
     return digest
-
-
-def _device_of(model: PreTrainedModel | str | Path) -> str:
-    return default_device() if isinstance(model, (str, Path)) else input_device(model).type
 
 
 def _default_windows(texts: Texts, cut: Callable[[Texts], Windows]) -> tuple[Texts, Windows]:
