@@ -37,10 +37,10 @@ class RemoteMeasurer:
         self.process = ProcessPoolExecutor(1, get_context("spawn"), _begin, (gpu,))
 
     def measure(self, point: Point, checked: bool = False) -> Measurement:
-        return self.call(_measured, "measure", point, checked)
+        return self.call(_measure, point, checked)
 
     def launches(self, points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
-        return self.call(_measured, "launches", points)
+        return self.call(_launches, points)
 
     def call(self, work: Callable[..., T], *args: Any) -> T:
         try:
@@ -57,11 +57,15 @@ def _begin(gpu: int) -> None:
 
 def _prepare(header: Header) -> None:
     _measurer.append(GpuMeasurer(header))
-    _measured("launches", ())  # loads the tracer
+    _launches(())  # loads the tracer
 
 
-def _measured(method: str, *args: Any) -> Any:
-    return getattr(_measurer[0], method)(*args)
+def _measure(point: Point, checked: bool) -> Measurement:
+    return _measurer[0].measure(point, checked)
+
+
+def _launches(points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
+    return _measurer[0].launches(points)
 
 
 @contextmanager
