@@ -43,11 +43,10 @@ from gac.measurement.session import (
     load_dense_model,
     measuring,
     planned_digest,
-    planned_windows,
 )
 from gac.measurement.text import TextSpec
 from gac.measurement.text import check_text as check_named_text
-from gac.measurement.texts import CalibrationText, Texts
+from gac.measurement.texts import CalibrationText, Texts, planned_windows
 from gac.measurement.untargeted import untargeted
 from gac.models.loading import is_checkpoint, load_config
 from gac.models.modules import cast, swap_in

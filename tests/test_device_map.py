@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.core.errors import ModelError
-from gac.models.loading import model_digest, read_parameter
+from gac.models.digests import model_digest, read_parameter
 from tests.compression.applying import logits
 from tests.small_pipeline import Small
 

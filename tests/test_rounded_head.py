@@ -15,7 +15,7 @@ import gac
 from gac.allocation.frontier import Frontier
 from gac.core.errors import CheckpointError, ModelError, PlanError
 from gac.measurement.embeddings import quantised_embeddings
-from gac.measurement.session import planned_windows
+from gac.measurement.texts import planned_windows
 from gac.models.loading import load_model
 from gac.plan.evidence import RoundedHead
 from gac.plan.plan import Plan

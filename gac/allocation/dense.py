@@ -18,8 +18,7 @@ from gac.plan.costs import floored, ns_of
 from gac.plan.engines import ENGINES, TRANSFORMERS, VLLM, Step
 from gac.plan.recipe import Deployment, Recipe
 from gac.plan.summary import profile_command
-from gac.profiling.shipped import other_tables
-from gac.profiling.table import Profile
+from gac.profiling.table import Profile, other_tables
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named, scheme_of
 
 

@@ -20,7 +20,7 @@ from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.core.io import complete_file
 from gac.core.untrusted import check_inside, check_model_files, file_digest, is_plain_name, read_model_json
-from gac.models.loading import bytes_of
+from gac.models.digests import bytes_of
 from gac.runtime.contract import DIGESTS
 from gac.runtime.model import CODE
 from gac.runtime.storage.packed import PackedIntegers

@@ -35,7 +35,6 @@ def plot() -> None:
 
 
 _title = option("--title", "A title instead of the figure's own.")
-_plan = click.argument("file", metavar="PLAN.json", type=FILE)
 
 
 def _files(metavar: str) -> Callable[..., Any]:
@@ -67,6 +66,30 @@ def write_figure(draw: Callable[[], Any], output: Path) -> None:
         pyplot.close("all")
 
 
+def _figure_of_file(kind: str, metavar: str, help: str, titled: bool = True) -> None:
+    """Add the command that draws one file by the function of ``gac.plots`` of this name."""
+
+    def draw(file: str, **title: Any) -> Any:
+        return getattr(gac.plots, kind)(file, **title)
+
+    draw.__name__, draw.__doc__ = kind, help
+    _figure(click.argument("file", metavar=metavar)(_title(draw) if titled else draw))
+
+
+for _row in (
+    ("atlas", "PROFILE", "The cliffs of a GPU on one page: linear, low_rank, attention, FP8 and INT4.", False),
+    ("alignment", "PROFILE", "The cost of misaligned dims on a GPU, operator by operator."),
+    ("plan", "PLAN.json", "A plan as a heat map: layers by projections, with kept fraction, form and dim."),
+    ("heads", "PLAN.json", "The rank or head_dim of each key-value head under a plan.", False),
+    (
+        "speeds",
+        "BENCH.json",
+        "Speeds in an engine over the dense model at every workload, from the document of gac bench --engine vllm.",
+    ),
+):
+    _figure_of_file(*_row)
+
+
 @_figure
 @click.argument("profile")
 @option("--operator", "An operator of the profile, such as linear or sdpa.", metavar="NAME", required=True)
@@ -88,32 +111,9 @@ def latency(profile: str, dims: tuple[int, int] | None, title: str | None, **cho
 
 
 @_figure
-@click.argument("profile")
-def atlas(profile: str) -> Any:
-    """The cliffs of a GPU on one page: linear, low_rank, attention, FP8 and INT4."""
-    return gac.plots.atlas(profile)
-
-
-@_figure
-@click.argument("profile")
-@_title
-def alignment(profile: str, title: str | None) -> Any:
-    """The cost of misaligned dims on a GPU, operator by operator."""
-    return gac.plots.alignment(profile, title=title)
-
-
-@_figure
 def published() -> Any:
     """The dims that PaLU's score gives heads, as a published study lists them."""
     return gac.published_heads()
-
-
-@_figure
-@_plan
-@_title
-def plan(file: Path, title: str | None) -> Any:
-    """A plan as a heat map: layers by projections, with kept fraction, form and dim."""
-    return gac.plots.plan(file, title=title)
 
 
 @_figure
@@ -137,13 +137,6 @@ def tokens(files: tuple[Path, ...], title: str | None) -> Any:
 
 
 @_figure
-@_plan
-def heads(file: Path) -> Any:
-    """The rank or head_dim of each key-value head under a plan."""
-    return gac.plots.heads(file)
-
-
-@_figure
 @_files("PLAN.json")
 @profile_option("The latency table.", required=True)
 @option("--workload", "The workload. Default: the first one of the plan.", metavar="WORKLOAD")
@@ -161,14 +154,6 @@ def layer(files: tuple[Path, ...], profile: str, workload: str | None, number: i
 def frontier(file: Path, plans: tuple[Path, ...], others: tuple[Path, ...]) -> Any:
     """Predicted perplexity against sizes and latency for every budget, with plans and other frontiers."""
     return gac.plots.figure_of_frontier(file, named(plans), named(others))
-
-
-@_figure
-@click.argument("file", metavar="BENCH.json", type=FILE)
-@_title
-def speeds(file: Path, title: str | None) -> Any:
-    """Speeds in an engine over the dense model at every workload, from the document of gac bench --engine vllm."""
-    return gac.plots.speeds(file, title=title)
 
 
 @_figure

@@ -13,13 +13,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from gac.checkpoint.load import open_model
 from gac.core.arguments import Count, CountOrZero
 from gac.core.errors import GacError, ModelError
-from gac.evaluation.perplexity import Sample, compare_models, dtype_of, perplexity_on, take_examples, take_sample
+from gac.evaluation.perplexity import Sample, compare_models, dtype_of, perplexity_on, take_sample
 from gac.evaluation.results import Evaluated, Evaluation, OnText
 from gac.evaluation.tasks import Suite, open_suite
 from gac.measurement.documents import Documents, Text, ordered
 from gac.measurement.images import holds_messages
 from gac.measurement.samples import SAMPLE_TEXTS, SAMPLE_WINDOWS, SAMPLES
-from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer, model_digest
+from gac.models.digests import model_digest
+from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer
 from gac.models.packaged import PACKAGED
 from gac.models.processors import tokenizer_of
 from gac.models.threads import entry_point
@@ -122,7 +123,7 @@ def _samples(
         yield from (take_sample(tokenizer, name, count, length, bos, most) for name in SAMPLE_TEXTS)
     elif isinstance(text, str) and holds_messages(text):
         name = source.config.name_or_path if isinstance(source, PreTrainedModel) else source
-        yield take_examples(text, name, load_config(model), count, length)
+        yield take_sample(name, text, count, length, config=load_config(model))
     else:
         yield take_sample(tokenizer, text, count, length, bos)
 

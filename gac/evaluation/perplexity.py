@@ -79,18 +79,22 @@ class Sample:
 
 
 def take_sample(
-    tokenizer: Any,
+    reader: Any,
     text: Text,
     windows: int | None,
     length: int | None,
     bos: bool | None = None,
     most: int | None = None,
+    config: Any = None,
 ) -> Sample:
     """Cut a text into windows; arguments and TextErrors as for ``gac.perplexity``.
 
     Without a number of windows, at most ``most`` are taken. A string with white space that is no path and no name is
-    one document.
+    one document. Messages with images are read for a model of this ``config``, by a processor or one of that name.
     """
+    if config is not None and isinstance(text, str) and holds_messages(text):
+        check_takes_images(config, text)
+        return Sample(example_windows(text, load_processor(reader), config, windows, length))
     if not isinstance(text, str):
         text = Documents.of(text)
     elif any(map(str.isspace, text)) and text not in text_names() and not os.path.isfile(text):
@@ -99,21 +103,7 @@ def take_sample(
     if length < 2:
         raise TextError(f"windows of {length} tokens", "at least 2: the first is not predicted", "Ask for more.")
     documents = text if isinstance(text, Documents) else None
-    return Sample(evaluation_windows(text, tokenizer, windows, length, bos, most), documents)
-
-
-def take_examples(path: str, reader: Any, config: Any, windows: int | None, length: int | None) -> Sample:
-    """Read a file of messages with images, for a model of this config whose processor ``reader`` is or names."""
-    check_takes_images(config, path)
-    return Sample(example_windows(path, load_processor(reader), config, windows, length))
-
-
-def _sample_for(
-    model: PreTrainedModel, tokenizer: Any, text: Text, windows: int | None, length: int | None, bos: bool | None
-) -> Sample:
-    if isinstance(text, str) and holds_messages(text):
-        return take_examples(text, tokenizer, model.config, windows, length)
-    return take_sample(tokenizer_of(tokenizer), text, windows, length, bos)
+    return Sample(evaluation_windows(text, tokenizer_of(reader), windows, length, bos, most), documents)
 
 
 def dtype_of(model: PreTrainedModel) -> str:
@@ -153,7 +143,7 @@ def perplexity(
             another model's or has no BOS.
         ModelError: the loss of a window is NaN or infinite, or windows are longer than the model has positions.
     """
-    sample = _sample_for(model, tokenizer, text, windows, length, bos)
+    sample = take_sample(tokenizer, text, windows, length, bos, config=model.config)
     return perplexity_on(model, sample, batch, progress)
 
 
@@ -182,7 +172,7 @@ def divergence(
         TextError: as for ``perplexity``.
         ModelError: the vocabularies differ, or a result is NaN or infinite.
     """
-    sample = _sample_for(model, tokenizer, text, windows, length, bos)
+    sample = take_sample(tokenizer, text, windows, length, bos, config=model.config)
     return compare_models(model, reference, sample, batch, progress)[2]
 
 

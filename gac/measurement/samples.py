@@ -4,7 +4,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-from gac.core.errors import TextError
+from gac.core.errors import GacError, TextError
 
 SAMPLES = "samples"
 """Stands for the texts, or the tasks, that quality is reported on by default."""
@@ -13,7 +13,7 @@ SAMPLE_WINDOWS = 32
 """Windows of each of these texts that are measured by default, so that it takes minutes on a CPU."""
 RESERVED = 32 * 1024
 """Tokens at the head of news and of the reference that are for calibration alone."""
-NEWS = "lee_background.cor"
+NEWS = "test/test_data/lee_background.cor"
 
 
 def news_sample() -> str:
@@ -42,23 +42,17 @@ def python_reference() -> str:
     return "\n\n".join(dict.fromkeys(paragraphs))
 
 
-def packaged_file(name: str, text: str) -> Path:
-    """Find a file in the test data of the package gensim, which is not imported; TextError if there is none.
+def packaged_file(path: str, text: str, requirement: str = "gensim==4.4.0", error: type[GacError] = TextError) -> Path:
+    """Find a file of a package, which is not imported; an error if there is none.
 
     Args:
+        path: in the package.
         text: the text or task that needs it, for the error.
     """
-    if (path := file_of_package("gensim", f"test/test_data/{name}")) is not None:
-        return path
-    raise TextError(
-        f"{text} is not installed",
-        f"the package gensim 4.4.0 with its {name}",
-        "Run pip install --no-deps gensim==4.4.0, or name another.",
-    )
-
-
-def file_of_package(package: str, path: str) -> Path | None:
-    """Find a file of a package, which is not imported; None if it is missing."""
+    package, _, version = requirement.partition("==")
     spec = importlib.util.find_spec(package)
-    folders = (spec.submodule_search_locations if spec else None) or ()
-    return next((file for folder in folders if (file := Path(folder, path)).is_file()), None)
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        if (file := Path(folder, path)).is_file():
+            return file
+    remedy = f"Run pip install --no-deps {requirement}, or name another."
+    raise error(f"{text} is not installed", f"the package {package} {version} with its {path}", remedy)

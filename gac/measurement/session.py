@@ -38,23 +38,21 @@ from gac.measurement.curves import ModelCurves, measure_curves
 from gac.measurement.documents import Text
 from gac.measurement.embeddings import check_embeddings, measure_head
 from gac.measurement.expected import expected_curves, expected_error, expected_share
-from gac.measurement.images import check_takes_images
 from gac.measurement.joint_losses import MOST
 from gac.measurement.moments import LayerMoments
-from gac.measurement.own_text import FOLDER, sampled_windows
 from gac.measurement.runs import TOKENS
 from gac.measurement.similarity import check_windows, compare_texts
 from gac.measurement.store import StatisticsStore
-from gac.measurement.text import SELF, TextSpec, Windows, check_positions, check_vocabulary, example_windows
-from gac.measurement.texts import CalibrationText, Part, Texts, has_messages, is_sampled
+from gac.measurement.text import Windows
+from gac.measurement.texts import Texts, cut_windows
 from gac.measurement.weight_measurements import measure_weights
 from gac.models.basis import Rotation
+from gac.models.digests import model_digest, read_parameter
 from gac.models.families import family_of
 from gac.models.linears import check_sizes
-from gac.models.loading import Loaded, default_device, load_config, load_model, model_digest, read_parameter
+from gac.models.loading import Loaded, default_device, load_config, load_model
 from gac.models.modules import input_device
 from gac.models.plain import check_frequencies, check_in_memory, check_one_dtype, check_plain
-from gac.models.processors import load_processor
 from gac.models.rotation import rotated, rotates_freely
 from gac.models.sites import Site
 from gac.plan.evidence import Calibration, CalibrationPart, ExpertTokens, Measured
@@ -124,7 +122,7 @@ def measuring(
     """
     ranks, sites = this_run(), resolved.targeted
     by_default = resolved.recipe.measure.text == DEFAULT_TEXT
-    if by_default and _device_of(model) == "cpu":
+    if by_default and (default_device() if isinstance(model, (str, Path)) else input_device(model).type) == "cpu":
         texts = Texts.of(DEFAULT_TEXT_ON_A_CPU)
         more = " and ".join(f"--calibration {text}" for text in DEFAULT_TEXT)
         logger.info("few windows calibrate on a CPU; %s, the default on a GPU, takes longer and loses less", more)
@@ -399,38 +397,6 @@ def planned_digest(plan: Plan, loaded: Loaded, sites: Sequence[Site]) -> str:
     return digest
 
 
-def planned_windows(
-    plan: Plan, loaded: Loaded, calibration: CalibrationText | None = None, progress: bool = True
-) -> Windows:
-    """Cut the windows that the plan was calibrated on; PlanError if they cannot be had, or are others here."""
-    text = plan.measured.calibration
-    if calibration is None and text.documents:
-        raise PlanError(
-            f"a plan calibrated on {text.text}",
-            f"the same documents, whose windows have digest {text.digest[:12]}",
-            "Pass them: gac.compress(model, plan, calibration=documents).",
-        )
-    parts = text.texts
-    texts = Texts(tuple(TextSpec(part.text) for part in parts)) if calibration is None else Texts.of(calibration)
-    if len(texts.parts) != len(parts):
-        problem, expected = f"calibration on {texts.name}", f"{text.text}, as the plan was"
-        raise PlanError(problem, expected, "Give as many texts, in the same order.")
-    texts = texts.sized([part.windows for part in parts], text.window_tokens)
-    windows = cut_windows(texts, loaded, plan.measured.digest, plan.recipe.measure.seed, text.bos, progress)
-    if windows.digest != text.digest:
-        copied = f" Copy {home() / FOLDER} from where the plan was made." if any(map(is_sampled, texts.parts)) else ""
-        raise PlanError(
-            f"calibration text {texts.name} has digest {windows.digest[:12]} here",
-            f"{text.digest[:12]}, as when the plan was made",
-            f"Use the same text and tokenizer, or allocate again.{copied}",
-        )
-    return windows
-
-
-def _device_of(model: PreTrainedModel | str | Path) -> str:
-    return default_device() if isinstance(model, (str, Path)) else input_device(model).type
-
-
 def _default_windows(texts: Texts, cut: Callable[[Texts], Windows]) -> tuple[Texts, Windows]:
     """Cut the windows of texts, without the model's own where it cannot write any."""
     try:
@@ -440,32 +406,3 @@ def _default_windows(texts: Texts, cut: Callable[[Texts], Windows]) -> tuple[Tex
         windows = cut(rest)
         logger.warning("calibrating on %s alone, for the dense model writes no text: %s", rest.name, failure)
         return rest, windows
-
-
-def cut_windows(
-    texts: Texts, loaded: Loaded, digest: str, seed: int, bos: bool | None, progress: bool = True
-) -> Windows:
-    """Cut the windows of texts. The model writes text ``self``, once: it is kept by ``digest``, that of the weights.
-
-    Its processor reads messages with images.
-
-    A GacError says if the model cannot write text, or lacks positions or token ids.
-    """
-
-    def special(part: Part) -> Windows | None:
-        if has_messages(part):
-            config = loaded.model.config
-            check_takes_images(config, part.name)
-            processor = load_processor(loaded.reader)
-            return example_windows(part.name, processor, config, part.windows, part.length, seed, bos)
-        if not is_sampled(part):
-            return None
-        check_in_memory(loaded.model, f", with text {SELF!r}", "where it writes text", ", or name another text")
-        check_positions(loaded.model, part.length, "calibration windows")
-        source = loaded.model, loaded.tokenizer, digest, seed
-        return sampled_windows(*source, this_run(), progress, part.windows, part.length, with_bos=bos)
-
-    windows = texts.cut(loaded.tokenizer, seed, bos, special)
-    check_positions(loaded.model, windows.length, "calibration windows")
-    check_vocabulary(windows, loaded.model)
-    return windows

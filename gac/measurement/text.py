@@ -24,7 +24,7 @@ from gac.models.examples import Example, Examples, TokenWindows, next_tokens
 from gac.models.families import text_config
 
 _SIZED = re.compile(r"(.+):([-+.0-9]+)x([-+.0-9]+)", re.DOTALL)
-_WHOLE = re.compile(r"0*[1-9][0-9]{0,8}")
+_POSITIVE = re.compile(r"0*[1-9][0-9]{0,8}")
 _DOCUMENTS = 2000
 """Documents that are read, from the first on: a shard is 0.8 GB."""
 _NAME = 80
@@ -57,7 +57,7 @@ class TextSpec:
                 raise TextError(f"text {text!r}", f"{source}, or {source}:WINDOWSxTOKENS", remedy)
             return cls(text)
         name, *size = match.groups()
-        if not all(map(_WHOLE.fullmatch, size)):
+        if not all(map(_POSITIVE.fullmatch, size)):
             raise _bad_size(f"{size[0]} windows of {size[1]} tokens of {name}")
         return cls(name, int(size[0]), int(size[1]))
 

@@ -7,20 +7,30 @@ from typing import Any
 
 import torch
 
-from gac.core.errors import TextError
+from gac.core.distributed.run import this_run
+from gac.core.errors import PlanError, TextError
+from gac.core.io import home
 from gac.measurement.documents import Documents, Text, ordered
-from gac.measurement.images import digest_of_examples, holds_messages
+from gac.measurement.images import check_takes_images, digest_of_examples, holds_messages
+from gac.measurement.own_text import FOLDER, sampled_windows
 from gac.measurement.text import (
     SELF,
     TextSpec,
     Windows,
     as_examples,
     calibration_windows,
+    check_positions,
     check_text,
+    check_vocabulary,
     digest_of,
+    example_windows,
     is_sized_text,
 )
 from gac.models.examples import Examples
+from gac.models.loading import Loaded
+from gac.models.plain import check_in_memory
+from gac.models.processors import load_processor
+from gac.plan.plan import Plan
 
 _SPLITS = 16
 Part = TextSpec | Documents
@@ -120,16 +130,6 @@ class Texts:
         return replace(joined, digest=digest_of_examples(examples), examples=Examples(tuple(examples)))
 
 
-def is_sampled(part: Part) -> bool:
-    """Return whether the dense model writes the text."""
-    return isinstance(part, TextSpec) and part.name == SELF
-
-
-def has_messages(part: Part) -> bool:
-    """Return whether the text is a file of chat messages, which may have images."""
-    return isinstance(part, TextSpec) and holds_messages(part.name)
-
-
 def interleaved(counts: Sequence[int]) -> list[int]:
     """Order windows of several texts so that every k-th window, too, has the texts in their shares.
 
@@ -162,3 +162,66 @@ def _part(item: str | Part) -> Part:
     spec = TextSpec.parse(item)
     check_text(spec.name, sampled=True)
     return spec
+
+
+def cut_windows(
+    texts: Texts, loaded: Loaded, digest: str, seed: int, bos: bool | None, progress: bool = True
+) -> Windows:
+    """Cut the windows of texts. The model writes text ``self``, once: it is kept by ``digest``, that of the weights.
+
+    Its processor reads messages with images.
+
+    A GacError says if the model cannot write text, or lacks positions or token ids.
+    """
+
+    def special(part: Part) -> Windows | None:
+        if isinstance(part, Documents):
+            return None
+        if holds_messages(part.name):
+            config = loaded.model.config
+            check_takes_images(config, part.name)
+            processor = load_processor(loaded.reader)
+            return example_windows(part.name, processor, config, part.windows, part.length, seed, bos)
+        if part.name != SELF:
+            return None
+        check_in_memory(loaded.model, f", with text {SELF!r}", "where it writes text", ", or name another text")
+        check_positions(loaded.model, part.length, "calibration windows")
+        source = loaded.model, loaded.tokenizer, digest, seed
+        return sampled_windows(*source, this_run(), progress, part.windows, part.length, with_bos=bos)
+
+    windows = texts.cut(loaded.tokenizer, seed, bos, special)
+    check_positions(loaded.model, windows.length, "calibration windows")
+    check_vocabulary(windows, loaded.model)
+    return windows
+
+
+def planned_windows(
+    plan: Plan, loaded: Loaded, calibration: CalibrationText | None = None, progress: bool = True
+) -> Windows:
+    """Cut the windows that the plan was calibrated on; PlanError if they cannot be had, or are others here."""
+    text = plan.measured.calibration
+    if calibration is None and text.documents:
+        raise PlanError(
+            f"a plan calibrated on {text.text}",
+            f"the same documents, whose windows have digest {text.digest[:12]}",
+            "Pass them: gac.compress(model, plan, calibration=documents).",
+        )
+    parts = text.texts
+    texts = Texts(tuple(TextSpec(part.text) for part in parts)) if calibration is None else Texts.of(calibration)
+    if len(texts.parts) != len(parts):
+        problem, expected = f"calibration on {texts.name}", f"{text.text}, as the plan was"
+        raise PlanError(problem, expected, "Give as many texts, in the same order.")
+    texts = texts.sized([part.windows for part in parts], text.window_tokens)
+    windows = cut_windows(texts, loaded, plan.measured.digest, plan.recipe.measure.seed, text.bos, progress)
+    if windows.digest != text.digest:
+        copied = (
+            f" Copy {home() / FOLDER} from where the plan was made."
+            if any(part.name == SELF for part in texts.parts)
+            else ""
+        )
+        raise PlanError(
+            f"calibration text {texts.name} has digest {windows.digest[:12]} here",
+            f"{text.digest[:12]}, as when the plan was made",
+            f"Use the same text and tokenizer, or allocate again.{copied}",
+        )
+    return windows

@@ -15,7 +15,7 @@ from gac.core.progress import progress_bar
 from gac.measurement.samples import packaged_file
 
 _log = logging.getLogger("gac")
-_DUMP = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+_DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 _RULES = 1  # part of the cache's key: raise it when the same markup gives another text
 _DROPPED_TAGS = frozenset(
     ("ref", "references", "table", "gallery", "math", "timeline", "imagemap", "source", "syntaxhighlight", "score")

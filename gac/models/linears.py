@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from gac.core.errors import ModelError
-from gac.models.loading import read_parameter
+from gac.models.digests import read_parameter
 from gac.models.sites import Weight
 
 

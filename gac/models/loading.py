@@ -1,18 +1,13 @@
-"""Load a model from a directory, a hub id or a package, or take a loaded one; digests of it."""
+"""Load a model from a directory, a hub id or a package, or take a loaded one."""
 
 import contextlib
-import hashlib
-import importlib.util
-import json
 import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import torch
@@ -36,7 +31,6 @@ from gac.models.streaming import placed, spread
 from gac.models.threads import LOADING
 from gac.runtime.architectures import factory_of
 
-DIGEST_THREADS = 8
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _ROTARY_CACHE = re.compile(r"\.rotary_emb\.(cos|sin)_cached$")
 """Rotary tables in old checkpoints; they follow from the config."""
@@ -169,71 +163,6 @@ def load_config(model: PreTrainedModel | str | Path) -> Any:
         config = AUTO_CONFIG.from_pretrained(name, trust_remote_code=False)
         check_config(config)
     return config
-
-
-_ALIGNING = Lock()  # threads that read two parameters of one module would take them away from each other
-
-
-def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
-    """The values of a parameter, read back where ``device_map`` has offloaded it; a ModelError if it has none."""
-    values = model.get_parameter(name).detach()
-    if values.is_meta and importlib.util.find_spec("accelerate") is not None:
-        from accelerate.utils import align_module_device
-
-        with _ALIGNING, align_module_device(model.get_submodule(name.rpartition(".")[0])):
-            values = model.get_parameter(name).detach()
-    if values.is_meta:
-        raise ModelError(f"{name} is on the meta device", "weights that have values", "Load the model's weights.")
-    return values
-
-
-def model_digest(model: PreTrainedModel, names: Iterable[str]) -> str:
-    """SHA-256 of the config, and of the SHA-256 of every parameter in its dtype.
-
-    The model's source, and the config's keys for generation and versions, do not count; tied parameters count once.
-    The weights of the modules of these ``names`` come first, in this order.
-    """
-    config = _essential(json.loads(model.config.to_json_string()))
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    targeted = [f"{name}.weight" for name in names]
-    with ThreadPoolExecutor(DIGEST_THREADS) as pool:
-        tied: Any = model.all_tied_weights_keys  # offloaded, tied parameters are no longer one tensor
-        untied = {name for name, values in model.named_parameters() if not (values.is_meta and name in tied)}
-        order = (*targeted, *sorted(untied.difference(targeted)))
-        for of_tensor in pool.map(lambda name: tensor_digest(name, read_parameter(model, name)), order):
-            digest.update(of_tensor)
-    return digest.hexdigest()
-
-
-def tensor_digest(name: str, values: torch.Tensor) -> bytes:
-    """SHA-256 of a tensor's name, dtype, shape and bytes."""
-    digest = hashlib.sha256(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-    digest.update(bytes_of(values))
-    return digest.digest()
-
-
-def bytes_of(values: torch.Tensor) -> memoryview:
-    # NumPy has no bfloat16, so every dtype is read as bytes.
-    return values.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
-
-
-_NOT_OF_THE_MODEL = frozenset(
-    {
-        *("architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "unsloth_version"),
-        *("output_hidden_states", "output_attentions", "return_dict", "gradient_checkpointing"),
-        *("id2label", "label2id", "problem_type"),
-    }
-)
-
-
-def _essential(config: Any) -> Any:
-    if not isinstance(config, dict):
-        return config
-    return {
-        key: _essential(value)
-        for key, value in config.items()
-        if key not in _NOT_OF_THE_MODEL and not key.endswith(("name_or_path", "_token_id"))
-    }
 
 
 def is_checkpoint(path: str | Path) -> bool:

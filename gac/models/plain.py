@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gac.core.errors import CheckpointError, ModelError
+from gac.models.digests import read_parameter
 from gac.models.families import family_of
-from gac.models.loading import UNREADABLE, read_parameter
+from gac.models.loading import UNREADABLE
 from gac.models.quantised import ORIGINAL, SCALES
 from gac.runtime.architectures import factory_of, generating_class
 from gac.runtime.storage.embeddings import embeddings_of

@@ -1,8 +1,7 @@
 """The files by which a processor makes a multimodal model's inputs: they go with the model, as they are."""
 
 import json
-import os
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,22 +71,11 @@ def load_processor(reader: Any) -> Any:
     raise ModelError(problem, "a processor of text and images", "Copy the processor's files beside the weights.")
 
 
-def _paths(name: str) -> Mapping[str, Path]:
+def _paths(name: str) -> dict[str, Path]:
+    lenient = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     paths = dict[str, Path]()
     for part in (*_PARTS, *_TEMPLATES):
-        if os.path.isdir(name):
-            path: str | None = os.path.join(name, part)
-        else:
-            path = _from_hub(name, part)
-        if path is not None and os.path.isfile(path):
-            paths[part] = Path(path)
+        with suppress(*UNREADABLE), LOADING:  # no such repository, or no name of one
+            if path := cached_file(name, part, **lenient):
+                paths[part] = Path(path)
     return paths
-
-
-def _from_hub(name: str, part: str) -> str | None:
-    lenient = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    try:
-        with LOADING:
-            return cached_file(name, part, **lenient)
-    except UNREADABLE:
-        return None  # no such repository, or no name of one

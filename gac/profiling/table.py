@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from gac.core.arrays import COARSEST_CLASS, Bools, Floats, Ints, alignment_class
 from gac.core.display import Row, Shown, Table, fields
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation
-from gac.profiling.folders import find_profile
+from gac.profiling.folders import default_path, find_profile, shipped_profiles
 from gac.profiling.modelled.model import GpuModel
 from gac.profiling.modelled.roofline import Gpu
 from gac.profiling.operators import OPERATORS
@@ -289,3 +289,18 @@ def _between(known: Ints, ns: Floats, dims: Ints) -> Floats:
     low, high = known[above - 1], known[above]
     bracketed = (low <= dims) & (dims <= high) & (high - low <= np.maximum(COARSEST_CLASS, dims // 4))
     return np.where(bracketed, np.maximum(ns[above - 1], ns[above]), -1.0)
+
+
+def other_tables(profile: Profile) -> Iterator[Profile]:
+    """Load the shipped tables other than this one, one after another: those of its GPU first.
+
+    Each is read once in a process.
+    """
+    gpu = default_path(profile.header.gpu).stem
+    for path in sorted(shipped_profiles(), key=lambda path: not path.stem.startswith(gpu)):
+        table = _loaded(path)
+        if table.digest != profile.digest:
+            yield table
+
+
+_loaded = cache(Profile.load)

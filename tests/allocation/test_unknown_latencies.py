@@ -162,6 +162,6 @@ def test_the_engine_of_the_shipped_table_is_named() -> None:
     recipe = Recipe.of(0.8, workloads="decode:64@1024", latency=0.9)
     options = "--profile nvidia-h200-vllm --engine vllm"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gac.profiling.shipped.shipped_profiles", lambda: [find_profile("nvidia-h200-vllm")])
+        patch.setattr("gac.profiling.table.shipped_profiles", lambda: [find_profile("nvidia-h200-vllm")])
         with pytest.raises(ProfileError, match=f"lacks the latency of .*has it: {options}"):
             resolve(recipe, SHAPES["llama-3-8b"], table, ProfileUsed("NVIDIA Test GPU", "2" * 64, "asked for"))

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from gac.core.progress import progress_bar
 from gac.measurement.runs import window_loss
-from gac.measurement.session import cut_windows, targeted_digest
-from gac.measurement.texts import Texts
+from gac.measurement.session import targeted_digest
+from gac.measurement.texts import Texts, cut_windows
 from gac.models.families import family_of
 from gac.models.linears import linear_at
 from gac.models.loading import Loaded

@@ -15,8 +15,8 @@ from gac.forms.planned_sites import as_planned
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import fit_layers
 from gac.measurement.store import StatisticsStore, temporary_store
+from gac.models.digests import model_digest
 from gac.models.families import family_of
-from gac.models.loading import model_digest
 from gac.models.modules import swap_in
 from gac.models.sites import Weight
 from gac.plan.plan import Plan

@@ -29,7 +29,7 @@ from gac.healing import run
 from gac.healing.gradients import Capturing, Gradients
 from gac.healing.losses import mean_loss
 from gac.measurement import calibration, curves, sums
-from gac.models.loading import bytes_of
+from gac.models.digests import bytes_of
 from gac.profiling.operators import operation, runner_of
 from gac.profiling.records import Point
 from gac.profiling.sweeps import collectives

@@ -17,7 +17,8 @@ from torch.nn.utils import parametrizations
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from gac.core.errors import ModelError
-from gac.models.loading import is_checkpoint, load_model, load_tokenizer, model_digest, quiet_transformers, reading
+from gac.models.digests import model_digest
+from gac.models.loading import is_checkpoint, load_model, load_tokenizer, quiet_transformers, reading
 from gac.models.packaged import PACKAGED, Packaged
 from gac.models.plain import check_finite, check_frequencies, check_plain
 from gac.testing import models

@@ -16,8 +16,7 @@ from gac.core.errors import ProfileError
 from gac.profiling.operators import OPERATORS
 from gac.profiling.operators.base import Operator
 from gac.profiling.records import Header, Launch
-from gac.profiling.shipped import other_tables
-from gac.profiling.table import Profile, Sweep
+from gac.profiling.table import Profile, Sweep, other_tables
 from gac_extensions.lab.cliffs import Cliffs, find_cliffs
 from gac_extensions.lab.mechanisms.causes import Cause, Run, cause_between, runs_of
 from gac_extensions.lab.mechanisms.rules import Judgement, Rule, Setting, rules_for
