@@ -105,6 +105,9 @@ def resolve(
     space = replace(space, forms=without_misfits(targeted, space.forms))
     recipe = replace(recipe, space=space)
     check_forms_fit(targeted, space.forms, config.model_type)
+    if space.same_count and not any(weight.is_routed for site in targeted for weight in site.weights):
+        problem = f"same_count with forms {', '.join(space.forms) or 'none'} for a {config.model_type} model"
+        raise PlanError(problem, "the form experts, of which it says that layers keep as many", "Leave it out.")
     if recipe.measure.shots == 2:
         check_shots(recipe, method, targeted, config.model_type)
     adds_to_residual = any(weight.to_residual for site in targeted for weight in site.weights)
