@@ -14,7 +14,7 @@ from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.metric import RoutedTokens
 from gac.forms.experts import Experts, widths
 from gac.forms.experts.compensation import Layer, Remainder
-from gac.forms.experts.elimination import Elimination, Routing, eliminate, products
+from gac.forms.experts.elimination import Elimination, Routing, eliminate, of_experts, products
 from gac.forms.experts.neurons import neuron_order, parameters_at
 from gac.forms.narrow.elimination import last_to_go
 from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm
@@ -69,7 +69,8 @@ class ExpertsTensors(TensorForm):
             stack = next(other for other in build.weights if other.experts)
             kept = last_to_go(build.artifacts.of(BASE, "order", stack), dim)
             if not weight.experts:
-                return {name: values.detach()[kept] for name, values in router.named_parameters()}
+                rows = router.state_dict().items()
+                return {name: of_experts(values, kept, stack.experts) for name, values in rows}
             width = self.form.routed_sizes(weight, dim)[1]
             orders, damping = (build.artifacts.of(BASE, name, stack) for name in ("neurons", "damping"))
             neurons = orders[kept, weight.expert_width - width :].sort(dim=1).values
@@ -93,7 +94,7 @@ def _measured(statistics: Statistics, router: Weight, stack: Weight) -> _Measure
         tokens = _tokens(statistics, stack).to(next(experts.parameters()).device)  # where streamed weights are now
         priced = tokens.thinned(PRICED)
         gram = products(experts, stack.experts, priced)
-        elimination = eliminate(Routing(chooses, priced.inputs), gram, priced.counts, stack.top_k)
+        elimination = eliminate(Routing(chooses, priced.inputs), gram, priced.counts, BASE.least(stack))
         del gram
         layer = Layer(experts, Routing(chooses, tokens.inputs), tokens)
         grid = (stack.expert_width, *widths(stack.expert_width))
@@ -115,7 +116,9 @@ def _neurons(layer: Layer, least: int) -> Tensor:
 
 def _losses(layer: Layer, elimination: Elimination, neurons: Tensor, stack: Weight, grid: Sequence[int]) -> _Measured:
     """Measure some counts at some widths; between them what narrower experts lose further is linear in both."""
-    counts = np.unique(np.linspace(stack.top_k, stack.experts, COUNTS).round().astype(np.int64))
+    multiple = BASE.multiple(stack)
+    ends = BASE.least(stack) // multiple, stack.experts // multiple
+    counts = multiple * np.unique(np.linspace(*ends, COUNTS).round().astype(np.int64))
     every, axis = stack.expert_width, np.arange(stack.experts + 1)
     places = np.unique(np.linspace(0, len(grid) - 1, WIDTHS + 1).round().astype(np.int64))
     sampled = [grid[place] for place in places[1:]]
