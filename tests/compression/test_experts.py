@@ -179,7 +179,7 @@ def test_budgets_below_the_experts_of_a_token_are_refused(small: Small) -> None:
     assert_refused(lambda: experts_alone(small, dense, 0.1), "a limit of", "experts can reach", error=BudgetError)
 
 
-@pytest.mark.parametrize("model_type", ["granitemoe", "minimax_m2"])
+@pytest.mark.parametrize("model_type", ["llama4_text", "minimax_m2"])
 def test_other_mixtures_are_refused_by_name(model_type: str, small: Small) -> None:
     dense = model_of(model_type)
     problem = f"form experts, which fits no weight of a {model_type} model"
