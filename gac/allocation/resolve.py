@@ -150,9 +150,9 @@ def _check_engine(engine: Engine, space: Space, run: Deployment, config: Any) ->
         expected = f"the forms {served}, which it runs at full speed, schemes with kernels, and experts in 16 bits"
         remedy = f"Leave it out, or plan for {TRANSFORMERS.name}."
         raise PlanError(f"{unserved} for engine {engine.name}", expected, remedy)
-    if engine.plugin and (served := _mixtures_instead(config, space)):
+    if engine.plugin and (mixtures := _mixtures_instead(config, space)):
         problem = f"a {config.model_type}, a mixture of experts, for engine {engine.name} with forms {_listed(space)}"
-        raise PlanError(problem, f"one of {', '.join(served)}", f"Plan for {TRANSFORMERS.name}.")
+        raise PlanError(problem, f"one of {', '.join(mixtures)}", f"Plan for {TRANSFORMERS.name}.")
     if engine.shares and run.fuse is False:
         raise GacError(f"fuse=False for engine {engine.name}", "shared GEMMs, which it always has", "Leave fuse out.")
 

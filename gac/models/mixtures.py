@@ -31,6 +31,7 @@ NEMOTRON = Experts(
     stack="mixer.experts",
     matrices=2,
 )
+_NUMBERED = Experts(BY_KIND, shared=replace(_SHARED, width=("moe_intermediate_size", "num_shared_experts")))
 _WIDE = partial(Experts, EVERYWHERE, width="intermediate_size")
 _REMOVABLE = partial(_WIDE, removable=True)
 _ROUTED = partial(Experts, count="n_routed_experts", shared=_SHARED, removable=True)
@@ -62,12 +63,8 @@ MIXTURES = (
     Family(("glm4_moe", "dots1", "sarvam_moe"), experts=_DENSE_FIRST, towers=("glm4v_moe_text",)),
     Family(("solar_open",), experts=_ROUTED(EVERYWHERE)),
     Family(("mellum",), experts=Experts(BY_KIND, count="num_local_experts", removable=True)),
-    Family(
-        ("exaone_moe", "hy_v3"),
-        experts=Experts(
-            BY_KIND, shared=replace(_SHARED, width=("moe_intermediate_size", "num_shared_experts")), removable=True
-        ),
-    ),
+    Family(("exaone_moe",), experts=replace(_NUMBERED, removable=True)),
+    Family(("hy_v3",), experts=_NUMBERED),
     Family(
         ("flint",),
         experts=Experts(

@@ -77,7 +77,8 @@ class Routing:
             return torch.eye(len(slots), dtype=self._logits.dtype, device=self._logits.device)
         if name == "bias":  # which the scores have already
             return values.new_zeros(len(slots))
-        return of_experts(values, slots, self._logits.shape[1]).masked_fill(empty, -torch.inf)
+        kept: Tensor = of_experts(values, slots, self._logits.shape[1]).masked_fill(empty, -torch.inf)
+        return kept
 
     def _group_of(self, kept: Tensor) -> Tensor:
         return kept * self._groups // self._logits.shape[1]

@@ -69,8 +69,8 @@ class ExpertsTensors(TensorForm):
             stack = next(other for other in build.weights if other.experts)
             kept = last_to_go(build.artifacts.of(BASE, "order", stack), dim)
             if not weight.experts:
-                rows = router.state_dict().items()
-                return {name: of_experts(values, kept, stack.experts) for name, values in rows}
+                state = router.state_dict()
+                return {name: of_experts(values, kept, stack.experts) for name, values in state.items()}
             width = self.form.routed_sizes(weight, dim)[1]
             orders, damping = (build.artifacts.of(BASE, name, stack) for name in ("neurons", "damping"))
             neurons = orders[kept, weight.expert_width - width :].sort(dim=1).values
