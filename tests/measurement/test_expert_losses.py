@@ -169,6 +169,11 @@ def test_what_stays_takes_over_a_part_of_the_loss(monkeypatch: pytest.MonkeyPatc
     assert loss[TOP_K + 1] < 0.8 * alone[TOP_K + 1]
 
 
+def test_what_held_out_tokens_never_needed_has_a_small_price() -> None:
+    ids = IDS.flatten()[16:48][None]  # some counts lose nothing of the held-out half before others take over
+    assert 0 < fit_of(model_of("glm4_moe", None), ids).losses[f"experts/{STACK}"].max() < 0.1
+
+
 def test_a_method_without_gradients_counts_every_token_alike() -> None:
     model = model_of("mixtral", None)
     assert METHODS.get("svd-llm").power == 0

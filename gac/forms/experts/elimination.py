@@ -7,6 +7,7 @@ the smaller layer writes less. Experts go one at a time, always the one without 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class Routing:
 
     def __init__(self, router: Any, inputs: Tensor) -> None:
         self._router, self._logits = router, router(inputs)[0]
-        self._groups = getattr(router, "num_group", None) or 1
+        self._groups: int = getattr(router, "num_group", None) or 1
 
     @property
     def experts(self) -> Tensor:
@@ -77,11 +78,10 @@ class Routing:
             return torch.eye(len(slots), dtype=self._logits.dtype, device=self._logits.device)
         if name == "bias":  # which the scores have already
             return values.new_zeros(len(slots))
-        kept: Tensor = of_experts(values, slots, self._logits.shape[1]).masked_fill(empty, -torch.inf)
-        return kept
+        return of_experts(values, slots, self._logits.shape[1]).masked_fill(empty, -inf)
 
     def _group_of(self, kept: Tensor) -> Tensor:
-        return kept * self._groups // self._logits.shape[1]
+        return torch.div(kept * self._groups, self._logits.shape[1], rounding_mode="floor")
 
     def _slots(self, kept: Tensor) -> tuple[Tensor, Tensor]:
         """Return the experts, ascending, in groups of as many, and which of them stand for none."""

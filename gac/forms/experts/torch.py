@@ -24,7 +24,6 @@ from gac.models.streaming import on_its_device
 PRICED = 8192
 """Tokens of the sample on which experts are removed one at a time."""
 COUNTS, WIDTHS = 5, 3
-TINY = 1e-30
 """Counts and widths at which the loss is measured that is left once others take over."""
 BASE = Experts()
 logger = logging.getLogger(__name__)
@@ -133,7 +132,9 @@ def _losses(layer: Layer, elimination: Elimination, neurons: Tensor, stack: Weig
     before = np.array([each.loss(inf) for each in of_counts])
     fewer = elimination.loss  # 0 where a token takes every expert
     if len(left):
-        fewer = fewer * np.interp(axis, counts[:-1], left / np.maximum(before, TINY))
+        rest = np.divide(left, before, out=np.ones_like(left), where=before > left)
+        more = np.append(np.maximum(left - before, 0), 0.0)  # where held-out tokens lose by what others gain
+        fewer = fewer * np.interp(axis, counts[:-1], rest) + np.interp(axis, counts, more)
     further = {every: np.zeros(len(counts))}
     for width in sampled:
         narrower = np.array([remainder(int(count), width).loss(damping) for count in counts])
