@@ -79,6 +79,7 @@ class Options(TypedDict, total=False):
     align: bool | int | str
     rotate: bool | None
     head: str
+    same_count: bool
     profile: Profile | str | Path | None
     workloads: str | Iterable[str]
     fuse: Fusing

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,11 @@ class CandidateSet:
             modelled=tuple(self.modelled[row].tolist()),
         )
 
-    def pick(self, rows: slice | Ints | NDArray[np.bool_]) -> "CandidateSet":
+    def of_sites(self, row: int) -> tuple[Candidate, ...]:
+        """Return what a candidate is for each of its sites."""
+        return (self.candidate(row),)
+
+    def pick(self, rows: slice | Ints | NDArray[np.bool_]) -> Self:
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _ARRAYS}
         return replace(self, **columns)
 

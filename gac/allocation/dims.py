@@ -63,6 +63,7 @@ def allowed_dims(
     """Return the dims, for all ``taken`` weights, that the scheme allows, aligned and sound if asked for."""
     dims = plain_dims(form, align, largest)
     dims = dims[dims >= max(form.least(site.weights[position]) for position in taken)]
+    dims = dims[np.all([dims % form.multiple(site.weights[position]) == 0 for position in taken], axis=0)]
     for weight in (site.weights[position] for position in taken) if timing.gpus > 1 else ():
         evenly = partial(_divided, form, scheme, weight, dims, timing.gpus, align)
         dims = dims[timing.once(("divided", form.name, scheme.name, dims.tobytes()), weight, evenly)]

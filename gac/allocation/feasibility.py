@@ -11,8 +11,9 @@ from gac.allocation.candidates import candidates
 from gac.allocation.dense import DenseModel
 from gac.allocation.dims import first_dim, takes_any_dim
 from gac.allocation.knapsack import knapsack
-from gac.allocation.latencies import Timing, unnamed
+from gac.allocation.latencies import Timing
 from gac.allocation.problem import as_knapsack, name_of
+from gac.allocation.same_sizes import candidate_sets, without_names
 from gac.core.errors import BudgetError
 from gac.forms import DENSE, FORMS, form_named, variants_of
 from gac.forms.loss_curves import LossCurve, LossCurves
@@ -49,8 +50,8 @@ def check_reachable(
         space, dense_amount = recipe.space, dense.amount(cost.name)
         if cost.name != BYTES and any_dim:  # all of these have the same dims
             space = replace(space, schemes=(any_dim[0],))
-        candidate_sets = _without_loss(sites, space, dense.timing, (cost.name,))
-        smallest = sum(int(rows.cost(cost.name).min()) for rows in candidate_sets)
+        sets = _without_loss(sites, space, dense.timing, (cost.name,))
+        smallest = sum(int(rows.cost(cost.name).min()) for rows in sets)
         option, means, more = (
             ("a budget", "", "forms") if cost.name == PARAMS else (cost.limit, in_schemes, "forms or schemes")
         )
@@ -72,22 +73,18 @@ def _without_loss(
     sites: Sequence[Site], space: Space, timing: Timing, limited: Sequence[str], needed: Sequence[str] = ()
 ) -> list[CandidateSet]:
     """Candidates on curves without loss, so that the smallest ones are Pareto-optimal; built once for equal sites."""
-    alike = [replace(site, name="", layer=0, weights=tuple(map(unnamed, site.weights))) for site in sites]
     sets = {
-        key: candidates(site, _flat_curves(site, space), space, timing, limited, needed)
-        for key, site in dict(zip(alike, sites, strict=True)).items()
+        key: replace(candidates(site, _flat_curves(site, space), space, timing, limited, needed), site=site.kind)
+        for key, site in dict(zip(map(without_names, sites), sites, strict=True)).items()
     }
-    return [sets[key] for key in alike]
+    return candidate_sets(sites, LossCurves({}), space, lambda site, _: sets[without_names(site)])
 
 
 def _check_latency(sites: Sequence[Site], recipe: Recipe, dense: DenseModel, others: Mapping[str, int]) -> None:
     columns = [column for column in recipe.fractions if column not in COSTS]
     allowed = dense.allowed(recipe)
     sets = _without_loss(sites, recipe.space, dense.timing, (PARAMS, *columns), columns)
-    by_params = [
-        replace(rows, site=site.kind, loss=rows.params.astype(np.float64))
-        for site, rows in zip(sites, sets, strict=True)
-    ]
+    by_params = [replace(rows, loss=rows.params.astype(np.float64)) for rows in sets]
     instance = as_knapsack(by_params, {column: allowed[column] for column in columns})
     for column, limit in instance.limits.items():
         smallest = sum(int(rows.cost(column).min()) for rows in instance.sets)

@@ -15,6 +15,7 @@ from gac.allocation.feasibility import check_shrinks_cache
 from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, point_of
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.problem import Problem, as_knapsack
+from gac.allocation.same_sizes import in_model_order
 from gac.allocation.split_latencies import check_collectives
 from gac.core.errors import BudgetError, GacError
 from gac.core.version import __version__
@@ -53,18 +54,20 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
     columns = [*fixed, column]
     sets = [pareto_optimal(rows.pick(rows.known(columns)), columns) for rows in problem.candidates(columns)]
     solved = list(_solve(sets, fixed, column, dense, problem.dense.rest_of(column), points))
-    sites, options = [], []
+    sites, options, by_set = [], [], []
     picked_rows = zip(*(solution.choice for _, _, solution in solved), strict=True)
-    for site, rows, picked in zip(problem.sites, sets, picked_rows, strict=True):
+    for rows, picked in zip(sets, picked_rows, strict=True):
         used = sorted(set(picked))
-        dense_site = dense_candidate(site, problem.timing).candidate(0)
-        sites.append(SiteOptions(site, dense_site, tuple(map(rows.candidate, used))))
-        options.append([used.index(row) for row in picked])
+        chosen = [used.index(row) for row in picked]
+        by_set.append([(candidates, chosen) for candidates in zip(*map(rows.of_sites, used), strict=True)])
+    for site, (candidates, choice) in zip(problem.sites, in_model_order(sets, by_set), strict=True):
+        sites.append(SiteOptions(site, dense_candidate(site, problem.timing).candidate(0), candidates))
+        options.append(choice)
     frontier_points = []
-    for (asked, most, solution), choice in zip(solved, zip(*options, strict=True), strict=True):
-        chosen = [site.options[option] for site, option in zip(sites, choice, strict=True)]
-        beyond, proof = problem.loss_beyond_sum(chosen), solution.certificate
-        frontier_points.append(point_of(asked, most, choice, sites, problem.measured, proof, beyond, rest_ns))
+    for (asked, most, solution), at in zip(solved, zip(*options, strict=True), strict=True):
+        beyond = problem.loss_beyond_sum([site.options[option] for site, option in zip(sites, at, strict=True)])
+        point = point_of(asked, most, at, sites, problem.measured, solution.certificate, beyond, rest_ns)
+        frontier_points.append(point)
     measured = problem.evidence([option for site in sites for option in site.options])
     return Frontier(
         SCHEMA,

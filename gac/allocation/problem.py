@@ -13,6 +13,7 @@ from gac.allocation.candidates import candidates
 from gac.allocation.dense import DenseModel
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import Timing
+from gac.allocation.same_sizes import candidate_sets, in_model_order
 from gac.core.arrays import Floats
 from gac.core.errors import BudgetError, ModelError, ProfileError
 from gac.forms import form_named, variants_of
@@ -103,7 +104,7 @@ class Problem:
         return replace(self.measured, profile=replace(self.measured.profile, error=max(errors, default=None)))
 
     def candidates(self, limited: Collection[str], minimised: Collection[str] = ()) -> list[CandidateSet]:
-        """Return the Pareto-optimal candidates per site for the given cost columns.
+        """Return the Pareto-optimal candidates of each choice for the given cost columns.
 
         They are built once for the same columns.
 
@@ -129,7 +130,11 @@ class Problem:
                     "Leave out the form or the scheme, or calibrate on other text; a scheme may be too narrow for the "
                     "weight's numbers.",
                 )
-        sets = [candidates(site, self.curves, space, self.timing, compared, needed) for site in self.sites]
+
+        def build(site: Site, curves: LossCurves) -> CandidateSet:
+            return candidates(site, curves, space, self.timing, compared, needed)
+
+        sets = candidate_sets(self.sites, self.curves, space, build)
         self._candidates[compared, needed] = sets
         return sets
 
@@ -158,21 +163,23 @@ class Instance:
         return solve(start=start)
 
     def chosen(self, solution: Solution) -> list[Candidate]:
-        return [rows.candidate(item) for rows, item in zip(self.sets, solution.choice, strict=True)]
+        """Return the candidate of each site, in model order."""
+        pairs = zip(self.sets, solution.choice, strict=True)
+        return in_model_order(self.sets, (rows.of_sites(item) for rows, item in pairs))
 
     def alternatives(self, solution: Solution) -> list[tuple[Candidate, ...]]:
         """Return for each site the best candidates with fewer and with more parameters (or limited bytes) than its own.
 
         Best is the smallest Lagrangian value: the value plus all costs at the multipliers of the certificate.
         """
-        alternatives, column = [], BYTES if BYTES in self.limits else PARAMS
+        alternatives, column = list[Sequence[tuple[Candidate, ...]]](), BYTES if BYTES in self.limits else PARAMS
         for rows, item, group in zip(self.sets, solution.choice, self.groups, strict=True):
             priced = group.values + group.costs @ np.array(solution.certificate.multipliers)
             size = rows.cost(column)
             sides = map(np.flatnonzero, (size < size[item], size > size[item]))
-            best = (rows.candidate(int(side[priced[side].argmin()])) for side in sides if len(side))
-            alternatives.append(tuple(best))
-        return alternatives
+            best = [rows.of_sites(int(side[priced[side].argmin()])) for side in sides if len(side)]
+            alternatives.append([*zip(*best, strict=True)] or [()] * len(rows.of_sites(item)))
+        return in_model_order(self.sets, alternatives)
 
 
 def as_knapsack(sets: Sequence[CandidateSet], limits: Mapping[str, int]) -> Instance:

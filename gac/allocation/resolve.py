@@ -83,7 +83,8 @@ def resolve(
         _check_engine(engine, space, run, config)
     else:
         as_served = plain and run.fuse is None and space.head == DEFAULT_SCHEME
-        engine = VLLM if steps and as_served and VLLM.unserved(space.forms, space.schemes) is None else TRANSFORMERS
+        as_served = as_served and VLLM.unserved(space.forms, space.schemes) is None
+        engine = VLLM if steps and as_served and not _mixtures_instead(config, space) else TRANSFORMERS
     fuse: Fusing | None = True if engine.shares else run.fuse
     if fuse is None:
         fuse = "auto" if plain else False
@@ -105,6 +106,9 @@ def resolve(
     space = replace(space, forms=without_misfits(targeted, space.forms))
     recipe = replace(recipe, space=space)
     check_forms_fit(targeted, space.forms, config.model_type)
+    if space.same_count and not any(weight.is_routed for site in targeted for weight in site.weights):
+        problem = f"same_count with forms {_listed(space)} for a {config.model_type} model"
+        raise PlanError(problem, "the form experts, of which it says that layers keep as many", "Leave it out.")
     if recipe.measure.shots == 2:
         check_shots(recipe, method, targeted, config.model_type)
     adds_to_residual = any(weight.to_residual for site in targeted for weight in site.weights)
@@ -146,14 +150,26 @@ def _check_engine(engine: Engine, space: Space, run: Deployment, config: Any) ->
         expected = f"the forms {served}, which it runs at full speed, schemes with kernels, and experts in 16 bits"
         remedy = f"Leave it out, or plan for {TRANSFORMERS.name}."
         raise PlanError(f"{unserved} for engine {engine.name}", expected, remedy)
-    if engine.plugin and experts_of(config):
-        from gac.runtime.vllm.check import SERVED_MIXTURES, is_served  # loads torch
-
-        if not is_served(config):
-            problem = f"a {config.model_type}, a mixture of experts, for engine {engine.name}"
-            raise PlanError(problem, f"one of {', '.join(SERVED_MIXTURES)}", f"Plan for {TRANSFORMERS.name}.")
+    if engine.plugin and (mixtures := _mixtures_instead(config, space)):
+        problem = f"a {config.model_type}, a mixture of experts, for engine {engine.name} with forms {_listed(space)}"
+        raise PlanError(problem, f"one of {', '.join(mixtures)}", f"Plan for {TRANSFORMERS.name}.")
     if engine.shares and run.fuse is False:
         raise GacError(f"fuse=False for engine {engine.name}", "shared GEMMs, which it always has", "Leave fuse out.")
+
+
+def _mixtures_instead(config: Any, space: Space) -> tuple[str, ...]:
+    """Return the mixtures that vLLM runs with these forms, where the model is one that it does not run so."""
+    if not experts_of(config):
+        return ()
+    from gac.runtime.vllm.check import FEWER_EXPERTS, SERVED_MIXTURES, is_served  # loads torch
+
+    taking = any(form_named(name).loss.uses_routed_tokens for name in space.forms)
+    served = FEWER_EXPERTS if taking else SERVED_MIXTURES
+    return () if is_served(config) and config.model_type in served else served
+
+
+def _listed(space: Space) -> str:
+    return ", ".join(space.forms) or "none"
 
 
 def engine_steps(config: Any, run: Deployment, profile: Profile, schemes: Sequence[str] = ()) -> dict[str, Step]:

@@ -102,6 +102,8 @@ class WeightRule(Rule):
         for name in ("latency", *(cost.limit for cost in COSTS.values() if cost.name not in kept)):
             if getattr(recipe.limits, name):
                 yield f"a limit of {name}", "a budget alone, the only limit of the rule", f"Drop the limit {name}"
+        if space.same_count:
+            yield "same_count", "routed experts as they are, which the rule gives no choice", "Leave it out"
         if recipe.slack:
             yield f"slack {recipe.slack:g}", "no slack, which needs latencies", "Leave it out"
 

@@ -112,25 +112,19 @@ def _fewer_experts(stock: Any, plan: Plan, merge: bool) -> None:
     if not changed:
         return
     stacks = [choice for choice in plan.weights if choice.weight.experts]
-    sizes = [_experts_of(choice) for choice in stacks]
+    sizes = [choice.expert_sizes for choice in stacks]
     if merge or len({*sizes}) > 1:
         least, most = min(sizes), max(sizes)
         differ = f"{stacks[sizes.index(least)].name} has {least[0]} experts of {least[1]} neurons, "
         differ += f"{stacks[sizes.index(most)].name} {most[0]} of {most[1]}"
         problem = f"{changed[0].description}, to be merged" if merge else differ
         expected = "a plan that a stock config can say: as many experts, as wide, in every layer"
-        raise CheckpointError(problem, expected, "Open the checkpoint as it is.")
+        remedy = "Open the checkpoint as it is, or plan with same_count=True (--same-count)."
+        raise CheckpointError(problem, expected, remedy)
     experts, config = family_of(stock).experts, text_config(stock)
     assert experts is not None, "the plan has weights of experts"
     for key, size in zip((experts.count, experts.width), sizes[0], strict=True):
         setattr(config, key, size)
-
-
-def _experts_of(choice: WeightChoice) -> tuple[int, int]:
-    """Return the number of experts of a layer, and their neurons."""
-    if not choice.changed:
-        return choice.weight.experts, choice.weight.expert_width
-    return choice.module.sizes["experts"], choice.module.sizes["width"]
 
 
 def stock_model(model: Any, plan: Plan, merge: bool) -> Any:

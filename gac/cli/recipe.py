@@ -8,6 +8,7 @@ import click
 from gac.cli.options import (
     AT_LEAST_1,
     FILE,
+    flag,
     forms_option,
     fraction_or_size,
     latency_option,
@@ -84,6 +85,11 @@ _ROWS = (
         "predicted loss; of the limits only in a size such as 6GB.",
         metavar="NAME",
         show_default=DEFAULT_SCHEME,
+    ),
+    flag(
+        "--same-count",
+        "With --form experts: as many experts, of one width and scheme, in every layer; gac export then writes a stock "
+        "checkpoint.",
     ),
     workloads_option("Workload to predict latency for", (), "prefill:1x1024, decode:1@1024"),
     several(

@@ -46,6 +46,8 @@ def check_choice(weight: Weight, form: str, dim: int) -> None:
     known = form_named(form)
     if not known.applies_to(weight):
         raise PlanError(f"weight {weight.name} has the form {form}", "a form that it can take", _EDITED)
-    if not known.least(weight) <= dim <= known.full(weight):
+    multiple = known.multiple(weight)
+    if not known.least(weight) <= dim <= known.full(weight) or dim % multiple:
         expected = f"a dim from {known.least(weight)} to {known.full(weight)}"
+        expected += f" that is a multiple of {multiple}" if multiple > 1 else ""
         raise PlanError(f"weight {weight.name} has {form} dim {dim}", expected, _EDITED)

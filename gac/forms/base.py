@@ -231,6 +231,10 @@ class Form(ABC):
         """The smallest dim of this weight."""
         return self.min_dim
 
+    def multiple(self, weight: Weight) -> int:
+        """The number of which every dim of this weight is a multiple."""
+        return 1
+
     @abstractmethod
     def params(self, weight: Weight, dim: int) -> int:
         """Exact number of parameters at this dim."""

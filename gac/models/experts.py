@@ -6,6 +6,7 @@ token passes.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -13,6 +14,7 @@ from gac.core.errors import ModelError
 from gac.models.sites import LARGEST_SIZE, Weight
 
 STEPS = ("decoder_sparse_step", "moe_layer_interval")
+GROUPS = ("n_group", "topk_group")
 ROUTED = "moe"  # the kind of layers that are a mixture of experts alone
 
 
@@ -59,8 +61,8 @@ class Experts:
     stack: str = "mlp.experts"  # the module that holds the experts
     matrices: int = 3  # of an expert: 2 where nothing gates
     biased: bool = False
-    # Some experts of a layer can go, with their rows of the router: it is one matrix, and returns logits, and weights
-    # and numbers of the experts of each token. No expert differs from others.
+    # Some experts of a layer can go, with their rows of the router: it reads the hidden states alone, and returns
+    # logits, and weights and numbers of the experts of each token. No expert differs from others.
     removable: bool = False
 
     @property
@@ -86,9 +88,12 @@ class Experts:
     def weights(self, config: Any) -> Iterator[Weight]:
         """The router and the routed experts."""
         count, active, width = (getattr(config, key) for key in (self.count, self.active, self.width))
-        yield Weight(self.router, count, config.hidden_size, top_k=active)
-        size = self.matrices * width
-        yield Weight(self.stack, size, config.hidden_size, top_k=active, experts=count, blocks=self.matrices)
+        groups, chosen = (getattr(config, key, None) or 0 for key in GROUPS)
+        routed = partial(
+            Weight, in_features=config.hidden_size, top_k=active, expert_groups=groups, chosen_groups=chosen
+        )
+        yield routed(self.router, count)
+        yield routed(self.stack, self.matrices * width, experts=count, blocks=self.matrices)
 
     def check(self, config: Any) -> None:
         """Refuse sizes that no model can have, by a ModelError."""
@@ -101,7 +106,7 @@ class Experts:
             if key in STEPS and (step := getattr(config, key)) < 1:
                 raise ModelError(f"a config with {key} {step}", "1 or more", "Check config.json.")
         count, active = getattr(config, self.count), getattr(config, self.active)
-        groups, chosen = (getattr(config, key, None) or 1 for key in ("n_group", "topk_group"))
+        groups, chosen = (getattr(config, key, None) or 1 for key in GROUPS)
         if count % groups or not 1 <= chosen <= groups or active > chosen * (count // groups):
             problem = f"a config with {count} experts in n_group {groups}, of which topk_group {chosen} are chosen"
             expected = f"groups that divide the experts, and hold the {active} of a token ({self.active})"

@@ -20,6 +20,7 @@ GRANITE = Experts(
     block="block_sparse_moe",
     router="block_sparse_moe.router",
     stack="block_sparse_moe.experts",
+    removable=True,
 )
 NEMOTRON = Experts(
     ALONE,
@@ -30,9 +31,10 @@ NEMOTRON = Experts(
     stack="mixer.experts",
     matrices=2,
 )
+_NUMBERED = Experts(BY_KIND, shared=replace(_SHARED, width=("moe_intermediate_size", "num_shared_experts")))
 _WIDE = partial(Experts, EVERYWHERE, width="intermediate_size")
 _REMOVABLE = partial(_WIDE, removable=True)
-_ROUTED = partial(Experts, count="n_routed_experts", shared=_SHARED)
+_ROUTED = partial(Experts, count="n_routed_experts", shared=_SHARED, removable=True)
 _DENSE_FIRST = _ROUTED(behind("first_k_dense_replace"))
 _LATENT = partial(Family, mixer=LATENT_ATTENTION, skips=(False, True))
 
@@ -54,20 +56,20 @@ MIXTURES = (
         before=("", ""),
         experts=_REMOVABLE(),
     ),
-    Family(("phimoe",), experts=_WIDE(count="num_local_experts", router="mlp.router")),
+    Family(("phimoe",), experts=_REMOVABLE(count="num_local_experts", router="mlp.router")),
     Family(("gpt_oss",), experts=_REMOVABLE(count="num_local_experts", router="mlp.router", biased=True)),
     Family(("granitemoe",), factor="residual_multiplier", experts=replace(GRANITE, shared=None)),
     Family(("granitemoeshared", "granitemoe_swa"), factor="residual_multiplier", experts=GRANITE),
     Family(("glm4_moe", "dots1", "sarvam_moe"), experts=_DENSE_FIRST, towers=("glm4v_moe_text",)),
     Family(("solar_open",), experts=_ROUTED(EVERYWHERE)),
     Family(("mellum",), experts=Experts(BY_KIND, count="num_local_experts", removable=True)),
-    Family(
-        ("exaone_moe", "hy_v3"),
-        experts=Experts(BY_KIND, shared=replace(_SHARED, width=("moe_intermediate_size", "num_shared_experts"))),
-    ),
+    Family(("exaone_moe",), experts=replace(_NUMBERED, removable=True)),
+    Family(("hy_v3",), experts=_NUMBERED),
     Family(
         ("flint",),
-        experts=Experts(STEPPED, shared=SharedExpert("mlp.shared_expert", ("shared_expert_intermediate_size",))),
+        experts=Experts(
+            STEPPED, shared=SharedExpert("mlp.shared_expert", ("shared_expert_intermediate_size",)), removable=True
+        ),
     ),
     Family(
         ("ernie4_5_moe",),
@@ -76,12 +78,13 @@ MIXTURES = (
             "moe_num_experts",
             "moe_k",
             shared=replace(_SHARED, width=("moe_intermediate_size", "moe_num_shared_experts")),
+            removable=True,
         ),
     ),
     Family(
         ("hunyuan_v1_moe",),
-        experts=_WIDE(
-            active="moe_topk", router="mlp.gate.wg", shared=SharedExpert("mlp.shared_mlp", ("intermediate_size",))
+        experts=_REMOVABLE(
+            active="moe_topk", router="mlp.gate", shared=SharedExpert("mlp.shared_mlp", ("intermediate_size",))
         ),
     ),
     Family(
@@ -92,6 +95,7 @@ MIXTURES = (
             BY_KIND,
             width="intermediate_size",
             shared=replace(_SHARED, width=("intermediate_size", "num_shared_experts"), adds=False),
+            removable=True,
         ),
     ),
     Family(
@@ -113,6 +117,7 @@ MIXTURES = (
             EVERYWHERE,
             count="num_local_experts",
             shared=replace(_SHARED, width=("shared_expert_intermediate_size",)),
+            removable=True,
         ),
     ),
     Family(
@@ -155,6 +160,7 @@ MIXTURES = (
             "intermediate_size",
             router="mlp.router",
             shared=replace(_SHARED, width=("intermediate_size", "moe_num_shared_experts")),
+            removable=True,
         ),
     ),
     _LATENT(("deepseek_v2", "deepseek_v3", "mistral4", "sarvam_mla"), experts=_DENSE_FIRST),

@@ -52,6 +52,8 @@ class Weight:
     # Experts that take each token, of a router and of its experts: no ``nn.Linear``, so that few forms know them.
     top_k: int = 0
     experts: int = 0  # matrices of these sizes under its name: gate, up and down (transposed) of each routed expert
+    expert_groups: int = 0  # groups of as many experts each, of which the router first takes some; 0: it knows none
+    chosen_groups: int = 0  # groups that it takes for a token
 
     @property
     def params(self) -> int:
@@ -107,6 +109,8 @@ def check_weight(weight: Weight) -> None:
         or not (weight.blocks >= 1 and 0 <= weight.heads <= _MOST_HEADS and 0 <= weight.queries <= weight.out_features)
         or (weight.cached and weight.heads > weight.out_features)
         or any(side and (count < 1 or sides[side] % count) for side, count in divided)
+        or not 0 <= weight.chosen_groups <= weight.expert_groups
+        or (weight.expert_groups and (weight.experts or weight.out_features) % weight.expert_groups)
         or not 0 <= weight.top_k <= (weight.experts or weight.out_features) <= max(weight.out_features, _MOST_HEADS)
     ):
         raise PlanError(

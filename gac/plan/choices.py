@@ -38,6 +38,11 @@ class WeightChoice:
         return form_named(self.form).module(self.weight, self.dim)
 
     @property
+    def expert_sizes(self) -> tuple[int, int]:
+        """The number of experts of a layer, and their neurons."""
+        return form_named(self.form).routed_sizes(self.weight, self.dim)
+
+    @property
     def description(self) -> str:
         """Name, form, dim and module, for errors."""
         return f"{self.name} is {self.form} with dim {self.dim}, {self.module}"

@@ -187,6 +187,8 @@ def _conditions(plan: Plan) -> Iterator[tuple[str, object, bool]]:
     rotated = bool(space.rotate) == (measured.rotation is not None)
     yield "measured.rotation", measured.rotation, rotated and measured.untied >= 0
     others = measured.params + measured.untied - plan.budget.total - (head.params if head else 0)
+    alike = all(len({choice.becomes for choice in choices}) == 1 for choices in plan.experts)
+    yield "recipe.space.same_count", space.same_count, alike or not space.same_count
     yield "measured.head", head, others >= 0 and (head is None or head.is_valid)
     texts, predicted = [part.text for part in text.parts], [by.text for by in plan.prediction.by_text]
     extra = len(predicted) - len(texts)  # a text that is not calibrated on

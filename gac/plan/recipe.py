@@ -122,6 +122,9 @@ class Space:
             quantising loses less where features have outliers. The function is the same, and nothing is added at run
             time; but a tied LM head becomes a weight of its own. None: where a scheme has at most 4 bits, the model
             can be rotated, and no tied head has to be split off.
+        same_count: True keeps as many experts, of one width and in one scheme, in every layer that routes tokens (of
+            one shape, where layers differ), so that ``gac.export`` can write a checkpoint of the stock architecture.
+            For the form ``experts``.
         head: format of the embedding and the LM head: ``bf16``, as loaded, or ``w8a16``. They are not targeted
             weights: only a limit that is a size of the whole model counts them.
     """
@@ -131,6 +134,7 @@ class Space:
     align: bool | int = True
     rotate: bool | None = None
     head: str = DEFAULT_SCHEME
+    same_count: bool = False
 
     def __post_init__(self) -> None:
         for name, registry in (("forms", FORMS), ("schemes", SCHEMES)):

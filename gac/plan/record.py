@@ -1,12 +1,14 @@
 """The record of a plan: one candidate a site, what it was made from and what it promises, with what follows from it."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gac.core.errors import PlanError
 from gac.core.io import Record
 from gac.forms import form_named
+from gac.models.sites import Weight
 from gac.plan.choices import SiteChoice, WeightChoice, counted
 from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, ns_of
 from gac.plan.evidence import Healed, Measured
@@ -281,6 +283,15 @@ class PlanRecord(Record):
     def documents(self) -> tuple[str, ...]:
         """The digests of the documents, given in memory, that it was calibrated or its model was healed on."""
         return sum((healed.documents for healed in self.healed), self.measured.calibration.documents)
+
+    @property
+    def experts(self) -> list[list[WeightChoice]]:
+        """The choices of routed experts, in lists of one shape each."""
+        by_shape = defaultdict[Weight, list[WeightChoice]](list)
+        for choice in self.weights:
+            if choice.weight.experts:
+                by_shape[replace(choice.weight, name="")].append(choice)
+        return [*by_shape.values()]
 
     @property
     def alignment(self) -> dict[str, int]:

@@ -98,12 +98,21 @@ def _experts(plan: PlanRecord) -> str:
         routed = {weight.name for weight in plan.weights if weight.weight.experts}
         timed = any(any(site.latency_ns) for site in plan.sites if {weight.name for weight in site.weights} & routed)
         left_out = "" if timed or not plan.recipe.deployment.workloads else "; latencies leave them out"
-        return f"{reached},\nand half of the experts of a layer {median:,} or more{left_out}"
+        return f"{_same_count(plan)}{reached},\nand half of the experts of a layer {median:,} or more{left_out}"
     if (experts := measured.experts) is None:
         return ""
     share = f"{100 * experts.params / measured.params:.0f} % of the model"
     stay = f"routed experts: {_short(experts.params)} parameters, {share}, stay as they are;"
     return f"{stay}\n{_short(experts.active)} of them are active for a token"
+
+
+def _same_count(plan: PlanRecord) -> str:
+    lines = []
+    for choices in plan.experts if plan.recipe.space.same_count else ():
+        (count, width), dense = choices[0].expert_sizes, choices[0].weight
+        kept = f"{count} of {dense.experts} experts, {width} of {dense.expert_width} neurons each"
+        lines.append(f"the same in {number_of(len(choices), 'layer')}: {kept}\n")
+    return "".join(lines)
 
 
 def _short(params: int) -> str:

@@ -129,6 +129,7 @@ def _sizes_of(make: Callable[..., nn.Module]) -> tuple[str, ...]:
 def resized(dense: Any, **sizes: int) -> Any:
     """Return a router, or routed experts, like these of other sizes; parameters are allocated, not initialised."""
     module = copy(dense)
+    vars(module)["_modules"] = {name: copy(inner) for name, inner in dense._modules.items()}
     modeling_gac.resize(module, **sizes)
     return module
 

@@ -125,7 +125,24 @@ def test_a_token_keeps_its_number_of_experts(dim: int) -> None:
     )
 
 
-@pytest.mark.parametrize("model_type", ["granitemoe", "glm4_moe", "minimax_m2", "llama"])
+def test_groups_of_experts_lose_as_many_each() -> None:
+    site = expert_sites("deepseek_v3")[0]
+    stack = site.weights[1]
+    assert (stack.expert_groups, stack.chosen_groups, stack.top_k) == (2, 1, 2)
+    assert (FORM.least(stack), FORM.multiple(stack)) == (4, 2)  # a token takes two of one group
+    for dim in (2, 5):
+        said = "model.layers.1.mlp.experts has experts dim {}; expected a dim from 4 to 8 that is a multiple of 2"
+        assert_refused(
+            lambda dim=dim: check_choice(stack, "experts", dim), f"weight {said.format(dim)}", error=PlanError
+        )
+    curve = LossCurve(np.arange(EXPERTS, -1, -1.0))
+    recipe = Recipe.of(0.7, forms=["experts"], workloads=[], refit="none")
+    of = Problem([site], curves_by(experts={stack.name: curve}), profile([]), recipe, replace(MEASURED, params=10**6))
+    assert {*of.candidates(["params"])[0].dims[:, 1].tolist()} == {4, 6, form_named("dense").full(stack)}
+    assert decide(of).plan.weights[1].dim == 4  # of 8, as 5 would be in the budget too
+
+
+@pytest.mark.parametrize("model_type", ["llama4_text", "minimax_m2", "llama"])
 def test_models_whose_experts_cannot_go_are_refused(model_type: str) -> None:
     sites = targeted_sites(small_config(model_type), ["experts"])
     assert_refused(

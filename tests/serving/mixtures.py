@@ -13,6 +13,7 @@ from gac.forms.planned_sites import targeted_sites
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.runtime.modules import resized
+from gac.runtime.vllm.check import FEWER_EXPERTS
 from tests.changed import edited, with_measured
 from tests.compression.compressed import MakePlan, share_inputs
 from tests.models.small import EXPERTS, small_config, small_model, with_random_mlps
@@ -36,14 +37,11 @@ def mixture(model_type: str, **changed: Any) -> Any:
 
 
 def changes(config: Any, counts: Sequence[int] = COUNTS) -> dict[str, tuple[str, int]]:
-    """Fewer experts where these can go; pairs of attention in every other layer; narrower MLPs and shared experts."""
-    experts, chosen = family_of(config).experts, {}
-    for site in targeted_sites(config, ("experts",)):
+    """Fewer experts where vLLM runs them; pairs of attention in every other layer; narrower MLPs and shared experts."""
+    chosen = experts_alone(config, counts) if config.model_type in FEWER_EXPERTS else {}
+    for site in family_of(config).sites(config):
         for weight in site.weights:
-            if weight.is_routed:
-                if experts is not None and experts.removable and counts[site.layer] < EXPERTS:
-                    chosen[weight.name] = ("experts", counts[site.layer])
-            elif weight.neurons:
+            if weight.neurons:
                 if site.layer in (0, 2):
                     chosen[weight.name] = ("narrow", 32)
             elif site.layer % 2:
@@ -52,8 +50,10 @@ def changes(config: Any, counts: Sequence[int] = COUNTS) -> dict[str, tuple[str,
 
 
 def experts_alone(config: Any, counts: Sequence[int] = COUNTS) -> dict[str, tuple[str, int]]:
-    """Of ``changes``, fewer experts."""
-    return {name: change for name, change in changes(config, counts).items() if change[0] == "experts"}
+    """Fewer experts where these can go."""
+    fewer = [site for site in targeted_sites(config, ("experts",)) if counts[site.layer] < EXPERTS]
+    routed = [(weight.name, site.layer) for site in fewer for weight in site.weights if weight.is_routed]
+    return {name: ("experts", counts[layer]) for name, layer in routed}
 
 
 def mixed(model: Any, make_plan: MakePlan, chosen: dict[str, tuple[str, int]]) -> Any:
@@ -64,8 +64,8 @@ def mixed(model: Any, make_plan: MakePlan, chosen: dict[str, tuple[str, int]]) -
         dense: Any = model.get_submodule(choice.name)
         if choice.form == "experts":
             module = resized(dense, **choice.module.sizes)
-            for name, values in module.named_parameters():
-                values.data.copy_(dense.get_parameter(name)[: len(values)])
+            for name, values in dense.state_dict().items():
+                module.state_dict()[name].copy_(values[: choice.module.sizes["experts"]])
             model.set_submodule(choice.name, module)
         elif choice.form != "dense":
             module = empty_module(choice, as_linear(dense).bias is not None, "cpu", model.dtype)

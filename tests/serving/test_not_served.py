@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from gac.models.families import supported, wrappers
 from gac.runtime.contract import COMPRESSED, SCHEMA
-from gac.runtime.vllm.check import NOT_SERVED, SERVED_MIXTURES, SERVED_MULTIMODAL, refusal
+from gac.runtime.vllm.check import FEWER_EXPERTS, NOT_SERVED, SERVED_MIXTURES, SERVED_MULTIMODAL, refusal
 from tests.models.small import MIXTURES
 
 
@@ -49,6 +49,17 @@ def test_mixtures_are_served_or_refused_by_name() -> None:
         else:
             assert value == f"model type {model_type!r}, a mixture of experts"
             assert "transformers" in remedy
+
+
+def test_fewer_experts_of_other_mixtures_are_refused_by_name() -> None:
+    module = {"form": "experts", "dim": 6, "module": "Router", "sizes": {"experts": 6}}
+    for model_type in SERVED_MIXTURES:
+        header = {"schema_version": SCHEMA, "modules": {"model.layers.0.mlp.gate": module}}
+        config = SimpleNamespace(model_type=COMPRESSED + model_type, num_experts=8, gac=header)
+        value, expected, _ = refusal(config) or ("", "", "")
+        refused = f"model.layers.0.mlp.gate of a {model_type} has form experts"
+        assert value == ("" if model_type in FEWER_EXPERTS else refused)
+        assert not value or expected == f"one of {', '.join(FEWER_EXPERTS)}"
 
 
 def test_experts_of_few_bits_are_refused_by_name() -> None:

@@ -8,6 +8,7 @@ from gac.models.sites import Side, Weight
 
 _WIDTH = re.compile(r"[1-9][0-9]{0,8}")
 _UNIT, _PARTS, _MOST, _LEAST = 64, 12, 7, 0.375
+_PAIR = 2  # experts by whose scores a router judges a group
 
 
 def widths(neurons: int) -> tuple[int, ...]:
@@ -30,7 +31,8 @@ class Experts(Shorter):
     """A mixture of experts keeps some of the experts of a layer, and the rows of its router that choose them.
 
     A token takes as many as before: where one of its experts is gone, the router takes the next one, and weighs them as
-    the model does. At most as many can go as leave each token that number. ``experts:576`` keeps 576 neurons of each
+    the model does. At most as many can go as leave each token that number. Of groups of experts each loses as many, so
+    that the router still finds equal ones. ``experts:576`` keeps 576 neurons of each
     expert that stays; a weight may have this where ``experts`` is asked for. Schemes with a storage hold experts,
     however many stay; the router keeps 16 bits.
 
@@ -76,7 +78,13 @@ class Experts(Shorter):
         return weight.experts or weight.out_features
 
     def least(self, weight: Weight) -> int:
-        return weight.top_k
+        if not weight.expert_groups:
+            return weight.top_k
+        of_group = max(_PAIR, -(-weight.top_k // weight.chosen_groups))
+        return min(weight.expert_groups * of_group, self.full(weight))
+
+    def multiple(self, weight: Weight) -> int:
+        return weight.expert_groups or 1
 
     def routed_sizes(self, weight: Weight, dim: int) -> tuple[int, int]:
         return dim, self.width or weight.expert_width

@@ -7,6 +7,7 @@ the smaller layer writes less. Experts go one at a time, always the one without 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -40,26 +41,64 @@ class Routing:
     """The choices of a router of some tokens, with all its experts or some of them, as the model makes them.
 
     A router with fewer rows scores the experts that are left as before: so it is given the scores, and scores them by
-    the identity.
+    the identity. What else it has of each expert (a bias that corrects its choice) it keeps. Where it takes groups of
+    experts, and some have lost one more than others, these get an expert in its place that no token takes.
     """
 
     def __init__(self, router: Any, inputs: Tensor) -> None:
         self._router, self._logits = router, router(inputs)[0]
+        self._groups: int = getattr(router, "num_group", None) or 1
 
     @property
     def experts(self) -> Tensor:
         return torch.arange(self._logits.shape[1], device=self._logits.device)
 
+    def next_to_go(self, kept: Tensor) -> list[int]:
+        """The places of the experts of which one may go next: those of the largest groups."""
+        groups = self._group_of(kept)
+        sizes = torch.bincount(groups, minlength=self._groups)
+        places: list[int] = (sizes[groups] == sizes.max()).nonzero()[:, 0].tolist()
+        return places
+
     def weights(self, kept: Tensor) -> Weights:
-        count = len(kept)
-        router = resized(self._router, experts=count)
-        vars(router).pop("forward", None)  # of accelerate, where weights are streamed
-        router.hidden_dim = count
-        fixed = {name: torch.zeros_like(values) for name, values in router._parameters.items() if name != "weight"}
-        eye = torch.eye(count, dtype=self._logits.dtype, device=self._logits.device)
-        vars(router)["_parameters"] = {"weight": eye, **fixed}
-        _, weights, chosen = router(self._logits[:, kept])
-        return kept[chosen], weights.to(_precise(weights))
+        slots, empty = self._slots(kept)
+        router = resized(self._router, experts=len(slots))
+        router.hidden_dim = len(slots)
+        for part, dense in zip(_parts(router), _parts(self._router), strict=True):
+            vars(part).pop("forward", None)  # of accelerate, where weights are streamed
+            for kind in ("_parameters", "_buffers"):
+                tensors = {name: values for name, values in vars(dense)[kind].items() if values is not None}
+                vars(part)[kind] |= {name: self._of(name, values, slots, empty) for name, values in tensors.items()}
+        logits = self._logits[:, slots].masked_fill(empty, torch.finfo(self._logits.dtype).min)
+        _, weights, chosen = router(logits)
+        return slots[chosen], weights.to(_precise(weights))
+
+    def _of(self, name: str, values: Tensor, slots: Tensor, empty: Tensor) -> Tensor:
+        if name == "weight":
+            return torch.eye(len(slots), dtype=self._logits.dtype, device=self._logits.device)
+        if name == "bias":  # which the scores have already
+            return values.new_zeros(len(slots))
+        return of_experts(values, slots, self._logits.shape[1]).masked_fill(empty, -inf)
+
+    def _group_of(self, kept: Tensor) -> Tensor:
+        return torch.div(kept * self._groups, self._logits.shape[1], rounding_mode="floor")
+
+    def _slots(self, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the experts, ascending, in groups of as many, and which of them stand for none."""
+        sizes = torch.bincount(self._group_of(kept), minlength=self._groups)
+        filled = torch.arange(int(sizes.max()), device=kept.device) < sizes[:, None]
+        slots = kept.new_zeros(filled.shape)
+        slots[filled] = kept
+        return slots.flatten(), ~filled.flatten()
+
+
+def of_experts(values: Tensor, kept: Tensor, experts: int) -> Tensor:
+    """Return what a tensor of a router has of the experts that are kept, along the axis of all of them."""
+    return values.detach().index_select(list(values.shape).index(experts), kept.to(values.device))
+
+
+def _parts(router: nn.Module) -> tuple[nn.Module, ...]:
+    return router, *router.children()
 
 
 def products(experts: nn.Module, count: int, tokens: RoutedTokens) -> Tensor:
@@ -81,20 +120,21 @@ def written(experts: nn.Module, expert: int, inputs: Tensor) -> Tensor:
     return output
 
 
-def eliminate(routing: Routing, gram: Tensor, counts: Tensor, top_k: int) -> Elimination:
-    """Remove experts one at a time until ``top_k`` are left; ``counts (tokens,)`` weigh the tokens."""
+def eliminate(routing: Routing, gram: Tensor, counts: Tensor, least: int) -> Elimination:
+    """Remove experts one at a time until ``least`` are left; ``counts (tokens,)`` weigh the tokens."""
     kept = routing.experts
     dense = routing.weights(kept)
     losses, gone, experts = [0.0], list[int](), len(kept)
     price, unseen = _pricing(gram, counts, dense), _unseen(gram, counts, dense)
-    while len(kept) > top_k:
-        others = [torch.cat([kept[:place], kept[place + 1 :]]) for place in range(len(kept))]
+    while len(kept) > least:
+        places = routing.next_to_go(kept)
+        others = [torch.cat([kept[:place], kept[place + 1 :]]) for place in places]
         prices = torch.stack([price(routing.weights(other)) for other in others])
-        least = int(prices.argmin())
-        gone.append(int(kept[least]))
-        losses.append(float(prices[least]) + len(gone) * unseen)
-        kept = others[least]
-    losses += [losses[-1]] * top_k  # fewer than a token takes are no choice
+        first = int(prices.argmin())
+        gone.append(int(kept[places[first]]))
+        losses.append(float(prices[first]) + len(gone) * unseen)
+        kept = others[first]
+    losses += [losses[-1]] * least  # fewer than a token takes are no choice
     loss = np.maximum.accumulate(np.array(losses))[::-1].copy()
     order = torch.tensor([*gone, *kept.tolist()], device=kept.device)
     return Elimination(order, loss, torch.bincount(dense[0].flatten(), minlength=experts))

@@ -14,7 +14,7 @@ from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.metric import RoutedTokens
 from gac.forms.experts import Experts, widths
 from gac.forms.experts.compensation import Layer, Remainder
-from gac.forms.experts.elimination import Elimination, Routing, eliminate, products
+from gac.forms.experts.elimination import Elimination, Routing, eliminate, of_experts, products
 from gac.forms.experts.neurons import neuron_order, parameters_at
 from gac.forms.narrow.elimination import last_to_go
 from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm
@@ -24,7 +24,6 @@ from gac.models.streaming import on_its_device
 PRICED = 8192
 """Tokens of the sample on which experts are removed one at a time."""
 COUNTS, WIDTHS = 5, 3
-TINY = 1e-30
 """Counts and widths at which the loss is measured that is left once others take over."""
 BASE = Experts()
 logger = logging.getLogger(__name__)
@@ -69,7 +68,8 @@ class ExpertsTensors(TensorForm):
             stack = next(other for other in build.weights if other.experts)
             kept = last_to_go(build.artifacts.of(BASE, "order", stack), dim)
             if not weight.experts:
-                return {name: values.detach()[kept] for name, values in router.named_parameters()}
+                state = router.state_dict()
+                return {name: of_experts(values, kept, stack.experts) for name, values in state.items()}
             width = self.form.routed_sizes(weight, dim)[1]
             orders, damping = (build.artifacts.of(BASE, name, stack) for name in ("neurons", "damping"))
             neurons = orders[kept, weight.expert_width - width :].sort(dim=1).values
@@ -93,7 +93,7 @@ def _measured(statistics: Statistics, router: Weight, stack: Weight) -> _Measure
         tokens = _tokens(statistics, stack).to(next(experts.parameters()).device)  # where streamed weights are now
         priced = tokens.thinned(PRICED)
         gram = products(experts, stack.experts, priced)
-        elimination = eliminate(Routing(chooses, priced.inputs), gram, priced.counts, stack.top_k)
+        elimination = eliminate(Routing(chooses, priced.inputs), gram, priced.counts, BASE.least(stack))
         del gram
         layer = Layer(experts, Routing(chooses, tokens.inputs), tokens)
         grid = (stack.expert_width, *widths(stack.expert_width))
@@ -115,7 +115,9 @@ def _neurons(layer: Layer, least: int) -> Tensor:
 
 def _losses(layer: Layer, elimination: Elimination, neurons: Tensor, stack: Weight, grid: Sequence[int]) -> _Measured:
     """Measure some counts at some widths; between them what narrower experts lose further is linear in both."""
-    counts = np.unique(np.linspace(stack.top_k, stack.experts, COUNTS).round().astype(np.int64))
+    multiple = BASE.multiple(stack)
+    ends = BASE.least(stack) // multiple, stack.experts // multiple
+    counts = multiple * np.unique(np.linspace(*ends, COUNTS).round().astype(np.int64))
     every, axis = stack.expert_width, np.arange(stack.experts + 1)
     places = np.unique(np.linspace(0, len(grid) - 1, WIDTHS + 1).round().astype(np.int64))
     sampled = [grid[place] for place in places[1:]]
@@ -130,7 +132,9 @@ def _losses(layer: Layer, elimination: Elimination, neurons: Tensor, stack: Weig
     before = np.array([each.loss(inf) for each in of_counts])
     fewer = elimination.loss  # 0 where a token takes every expert
     if len(left):
-        fewer = fewer * np.interp(axis, counts[:-1], left / np.maximum(before, TINY))
+        rest = np.divide(left, before, out=np.ones_like(left), where=before > left)
+        more = np.append(np.maximum(left - before, 0), 0.0)  # where held-out tokens lose by what others gain
+        fewer = fewer * np.interp(axis, counts[:-1], rest) + np.interp(axis, counts, more)
     further = {every: np.zeros(len(counts))}
     for width in sampled:
         narrower = np.array([remainder(int(count), width).loss(damping) for count in counts])

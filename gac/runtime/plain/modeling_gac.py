@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
+from itertools import product
 from math import lcm, prod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -292,14 +293,18 @@ class SkippedBlock(nn.Module):
 
 def resize(dense: Any, experts: int, width: int | None = None) -> None:
     """Give a router, or routed experts, room for fewer of them, of ``width`` neurons. Values are read from files."""
-    transposed, rows = getattr(dense, "is_transposed", False), {}
-    for name, old in dense._parameters.items():
-        shape, down = [experts, *old.shape[1:]], name.startswith("down_proj")
-        if width is not None and name != "down_proj_bias":
-            axis = 1 if down == transposed else -1
-            shape[axis] = old.shape[axis] * width // dense.down_proj.shape[1 if transposed else -1]
-        rows[name] = nn.Parameter(old.new_empty(shape))
-    vars(dense).update(num_experts=experts, _parameters=rows)
+    transposed, count = getattr(dense, "is_transposed", False), dense.num_experts
+    neurons = 1 if width is None else dense.down_proj.shape[1 if transposed else -1]
+    for part, kind in product((dense, *dense._modules.values()), ("_parameters", "_buffers")):
+        rows = vars(part)[kind] = dict(vars(part)[kind])
+        for name, old in ((name, old) for name, old in rows.items() if old is not None):
+            shape, down = [*old.shape], name.startswith("down_proj")
+            shape[shape.index(count)] = experts
+            if width is not None and name != "down_proj_bias":
+                axis = 1 if down == transposed else -1
+                shape[axis] = old.shape[axis] * width // neurons
+            rows[name] = nn.Parameter(old.new_empty(shape)) if kind == "_parameters" else old.new_zeros(shape)
+    dense.num_experts = experts
 
 
 class StoredExperts(nn.Module):

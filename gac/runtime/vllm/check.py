@@ -21,7 +21,10 @@ SERVED_MULTIMODAL = (
 """Multimodal architectures whose classes in vLLM 0.32 were seen to run compressed decoders."""
 SERVED_MIXTURES = ("glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 """Mixtures of experts whose classes in vLLM 0.32 were seen to run compressed models; Mixtral and Qwen 3 in 0.26 too."""
-_RUN = ("Linear", "LowRankLinear", "Absent", "Constant", "Router", "Experts")
+FEWER_EXPERTS = ("gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+"""Those of which it was seen to run plans with fewer or narrower experts."""
+_ROUTED = ("Router", "Experts")
+_RUN = ("Linear", "LowRankLinear", "Absent", "Constant", *_ROUTED)
 """Modules that the engine runs, as ``config.json`` calls them."""
 _logger = logging.getLogger("gac")
 
@@ -51,6 +54,9 @@ def refusal(config: Any) -> tuple[str, str, str] | None:
             problem = f"config.json, key gac: {name} is {kind!r}, which this version of GAC does not know"
             remedy = "Install the version of GAC that wrote it: pip install --upgrade gpu-aligned-compression."
             return problem, f"one of {', '.join(KINDS)}", remedy
+        if kind in _ROUTED and model_type not in FEWER_EXPERTS:
+            remedy = "Plan without the form, or run this checkpoint in transformers."
+            return f"{name} of a {model_type} has form {module.form}", f"one of {', '.join(FEWER_EXPERTS)}", remedy
         if kind == "Experts" and module.storage is not None:
             problem = f"{name} has scheme {module.scheme}, in which vLLM does not run experts"
             return problem, "experts in 16 bits", "Plan without it, or run this checkpoint in transformers."
