@@ -44,7 +44,7 @@ from gac.plan.recipe import Deployment, Recipe, Refit, ResolvedRecipe, Space
 from gac.plan.summary import profile_command
 from gac.profiling.table import Profile
 from gac.runtime.contract import experts_of
-from gac.schemes import DEFAULT_SCHEME, scheme_named
+from gac.schemes import DEFAULT_SCHEME, SCHEMES, scheme_named
 
 if TYPE_CHECKING:
     from gac.forms.curvature.methods import Method
@@ -143,7 +143,8 @@ def without_needless_runs(resolved: ResolvedRecipe, profile: Profile) -> Resolve
 def _check_engine(engine: Engine, space: Space, run: Deployment, config: Any) -> None:
     if (unserved := engine.unserved(space.forms, space.schemes)) is not None:
         served = ", ".join(form.name for form in FORMS if form.served)
-        expected = f"the forms {served}, which it runs at full speed, schemes with kernels, and experts in 16 bits"
+        experts = ", ".join(scheme.name for scheme in SCHEMES if engine.runs_experts(scheme))
+        expected = f"the forms {served}, which it runs at full speed, schemes with kernels, and experts in {experts}"
         remedy = f"Leave it out, or plan for {TRANSFORMERS.name}."
         raise PlanError(f"{unserved} for engine {engine.name}", expected, remedy)
     if engine.plugin and experts_of(config):

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from gac.runtime.contract import COMPRESSED, experts_of
+from gac.runtime.contract import COMPRESSED, SERVED_EXPERTS, experts_of
 from gac.runtime.header import header_of
 from gac.runtime.modules import KINDS
 
@@ -51,9 +51,9 @@ def refusal(config: Any) -> tuple[str, str, str] | None:
             problem = f"config.json, key gac: {name} is {kind!r}, which this version of GAC does not know"
             remedy = "Install the version of GAC that wrote it: pip install --upgrade gpu-aligned-compression."
             return problem, f"one of {', '.join(KINDS)}", remedy
-        if kind == "Experts" and module.storage is not None:
+        if kind == "Experts" and module.storage not in (None, *SERVED_EXPERTS):
             problem = f"{name} has scheme {module.scheme}, in which vLLM does not run experts"
-            return problem, "experts in 16 bits", "Plan without it, or run this checkpoint in transformers."
+            return problem, "experts in bf16 or fp8", "Plan without it, or run this checkpoint in transformers."
         form = getattr(module, "form", "")
         if kind not in _RUN or (form == "heads" and is_multimodal(config)):
             remedy = "Plan with gac allocate --engine vllm, or run this checkpoint in transformers."

@@ -19,6 +19,7 @@ from gac.runtime.vllm.norms import stored_readers
 from gac.runtime.vllm.planned import PlannedConfig
 from gac.runtime.vllm.skip import skip
 from gac.runtime.vllm.stored import StoredLinearMethod
+from gac.runtime.vllm.stored_experts import ExpertLoader
 
 _PARAMETERS = {".first.weight": ".weight", ".second.weight": ".second", ".second.bias": ".bias"}
 """Names of parameters here, by the ends of the names in a checkpoint."""
@@ -81,10 +82,13 @@ class _Compressed:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the tensors of a checkpoint; the names of factors become those of parameters here."""
-        loaded: set[str] = super().load_weights(self._renamed(weights))  # type: ignore[misc]
-        return loaded
+        experts = ExpertLoader(self)  # type: ignore[arg-type]
+        loaded: set[str] = super().load_weights(self._renamed(weights, experts))  # type: ignore[misc]
+        return loaded | experts.loaded
 
-    def _renamed(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def _renamed(
+        self, weights: Iterable[tuple[str, Tensor]], experts: ExpertLoader
+    ) -> Iterator[tuple[str, Tensor]]:
         """Rename factors, and leave out what skipped blocks do not read, such as norms of their queries."""
         nested = hasattr(getattr(self, "vision_tower", None), "vision_model")  # as it was in transformers once
         for name, tensor in weights:
@@ -97,7 +101,8 @@ class _Compressed:
             for old, new in _PARAMETERS.items():
                 name = name.replace(old, new)
             transposed = name.endswith(".weight") and name.removesuffix(".weight") in self._transposed
-            yield from self._loading.tensors(name, tensor.t() if transposed else tensor)
+            if not experts.take(self._loading.name(name), tensor):
+                yield from self._loading.tensors(name, tensor.t() if transposed else tensor)
 
 
 def _join_activations(model: Any) -> None:

@@ -1,0 +1,143 @@
+"""Routed experts of vLLM whose matrices lie in 8-bit floating point: the engine's kernel rounds inputs by token.
+
+Layers of a model may differ: each has experts in 16 bits or in 8, in a number and a width of its own.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, RoutedExperts
+from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
+from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.utils import set_weight_attrs
+from vllm.platforms import current_platform
+
+from gac.runtime.storage.base import Storage
+
+_STACKS = {"gate_up_proj": ("w13", ("w1", "w3")), "down_proj": ("w2", ("w2",))}
+"""The beginnings of vLLM's names for each stack of a checkpoint, and its names of the matrices in it."""
+
+
+class StoredExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
+    """Runs experts in a storage with the engine's fused kernel; without a GPU it runs on their values, as transformers.
+
+    Args:
+        name: of the layer, for errors.
+        moe: vLLM's config of the layer.
+    """
+
+    def __init__(self, name: str, moe: Any, storage: Storage) -> None:
+        super().__init__(moe)
+        self._name, self._storage = name, storage
+        self._on_values = UnquantizedFusedMoEMethod(moe) if current_platform.is_cpu() else None
+
+    def create_weights(
+        self,
+        layer: RoutedExperts,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **attributes: Any,
+    ) -> None:
+        """Make the parameters of this process; scales in float32, as the kernel reads them."""
+        self._dtype = params_dtype
+        both = 2 * intermediate_size_per_partition
+        sizes = {"w13": (both, hidden_size), "w2": (hidden_size, intermediate_size_per_partition)}
+        for stack, (rows, columns) in sizes.items():
+            for name, (shape, dtype) in self._storage.tensors(rows, columns).items():
+                kept = torch.float32 if name.endswith("scale") else dtype
+                self._add(layer, f"{stack}_{name}", torch.zeros(num_experts, *shape, dtype=kept), attributes)
+            if self.moe.has_bias:
+                self._add(layer, f"{stack}_bias", torch.zeros(num_experts, rows, dtype=params_dtype), attributes)
+
+    def _add(self, layer: RoutedExperts, name: str, values: Tensor, attributes: dict[str, Any]) -> None:
+        parameter = nn.Parameter(values, requires_grad=False)
+        layer.register_parameter(name, parameter)
+        set_weight_attrs(parameter, attributes | {"quant_method": "channel"})
+
+    def load(self, layer: RoutedExperts, stack: str, tensor: str, loaded: Tensor) -> str:
+        """Take a tensor of a checkpoint, of all experts one above the other; returns the parameter's name."""
+        begins, matrices = _STACKS[stack]
+        name = f"{begins}_{tensor}"
+        for number, expert in enumerate(loaded.view(self.moe.num_experts, -1, loaded.shape[-1])):
+            for matrix, values in zip(matrices, expert.chunk(len(matrices)), strict=True):
+                layer.weight_loader(layer.get_parameter(name), values, name, matrix, number)
+        return name
+
+    def process_weights_after_loading(self, layer: RoutedExperts) -> None:
+        """Refuse a GPU that has no such kernel; without one, put the values in the place of what is stored."""
+        if self._on_values is None:
+            if not current_platform.supports_fp8():
+                problem = f"{self._name} has experts in {self._storage}, of which this GPU multiplies none"
+                raise RuntimeError(f"{problem}; expected FP8 (sm_89 or later). Plan experts in bf16.")
+            self.moe_quant_config = self.get_fused_moe_quant_config(layer)
+            return
+        for stack in ("w13", "w2"):
+            stored = {name: getattr(layer, f"{stack}_{name}").data for name in self._storage.tensors(1, 1)}
+            shape = stored["weight"].shape
+            flat = {name: tensor.flatten(0, 1) for name, tensor in stored.items()}
+            values = self._storage.values(flat, shape[0] * shape[1], shape[2], self._dtype).view(shape)
+            for name in stored:
+                delattr(layer, f"{stack}_{name}")
+            layer.register_parameter(f"{stack}_weight", nn.Parameter(values, requires_grad=False))
+        layer.quant_method = self._on_values
+        self._on_values.process_weights_after_loading(layer)
+
+    def get_fused_moe_quant_config(self, layer: RoutedExperts) -> Any:
+        """Return vLLM's description of the numbers: scales by row of a weight, and by token."""
+        return fp8_w8a8_moe_quant_config(
+            w1_scale=layer.w13_weight_scale,
+            w2_scale=layer.w2_weight_scale,
+            w1_bias=getattr(layer, "w13_bias", None),
+            w2_bias=getattr(layer, "w2_bias", None),
+            per_act_token_quant=True,
+            per_out_ch_quant=True,
+        )
+
+    def apply(
+        self, layer: RoutedExperts, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *shared: Any, **options: Any
+    ) -> Tensor:
+        """Run the experts that each token takes; shared experts run apart from them."""
+        y: Tensor = fused_experts(
+            x,
+            layer.w13_weight,
+            layer.w2_weight,
+            topk_weights,
+            topk_ids,
+            activation=layer.activation,
+            apply_router_weight_on_input=layer.apply_router_weight_on_input,
+            global_num_experts=layer.global_num_experts,
+            expert_map=layer.expert_map,
+            quant_config=self.moe_quant_config,
+        )
+        return y
+
+
+class ExpertLoader:
+    """Loads what experts in storages are read from, which the engine's classes do not expect under these names.
+
+    Attributes:
+        loaded: names of parameters.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, RoutedExperts)}
+        self._layers = {
+            layer.layer_name: (name, layer)
+            for name, layer in layers.items()
+            if isinstance(layer.quant_method, StoredExpertsMethod)
+        }
+        self.loaded: set[str] = set()
+
+    def take(self, name: str, tensor: Tensor) -> bool:
+        """Load a tensor, by its name in a checkpoint of vLLM's class, if it is of such experts."""
+        path, _, last = name.rpartition(".")
+        experts, _, stack = path.rpartition(".")
+        if experts not in self._layers:
+            return False
+        module, layer = self._layers[experts]
+        self.loaded.add(f"{module}.{layer.quant_method.load(layer, stack, last, tensor)}")
+        return True
