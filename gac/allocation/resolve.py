@@ -36,6 +36,7 @@ from gac.plan.engines import (
     Engine,
     Step,
     paired_rank,
+    sites_in,
     steps_of,
     with_half_mlps,
 )
@@ -192,9 +193,10 @@ def _scales_in_schemes(
     config: Any, profile: Profile, run: Deployment, steps: Mapping[str, Step], schemes: Sequence[str]
 ) -> dict[str, dict[str, Fraction]]:
     """Return by workload the scale of GEMMs in each scheme of which the profile has steps (``Step.in_schemes``)."""
-    sites, scales = family_of(config).sites(config), {name: dict[str, Fraction]() for name in steps}
-    rest = dict(zip(steps, DenseModel.of(sites, profile, run, steps).rest_ns, strict=True))
+    scales = {name: dict[str, Fraction]() for name in steps}
     for scheme in (scheme for scheme in map(scheme_named, schemes) if scheme.name != DEFAULT_SCHEME):
+        sites = sites_in(scheme, config)
+        rest = dict(zip(steps, DenseModel.of(sites, profile, run, steps).rest_ns, strict=True))
         for workload, gemms in zip(run.parsed, DenseModel.of(sites, profile, run, scheme=scheme).gemms_ns, strict=True):
             ns = profile.point(steps_of(config, workload)[1], scheme.dtype)
             if ns is not None and gemms:

@@ -13,7 +13,7 @@ from gac.forms import form_named
 from gac.models.attentions import heads_of
 from gac.models.families import family_of
 from gac.models.shapes import Shapes
-from gac.models.sites import Weight
+from gac.models.sites import Site, Weight
 from gac.runtime.contract import FEW_ROWS, SERVED_EXPERTS
 from gac.runtime.limits import no_kernel
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named, scheme_timed_as
@@ -133,6 +133,12 @@ def steps_of(config: Any, workload: Workload) -> tuple[Operation, ...]:
         return ()
     engine, served, paired = (_step(name, config, workload) for name in names)
     return engine, served, _step(served.operator, with_half_mlps(config), workload), paired
+
+
+def sites_in(scheme: Scheme, config: Any) -> list[Site]:
+    """Return the sites of a model with the weights that ``served_step`` has in a scheme: all that the plugin runs so."""
+    sites = family_of(config).sites(config, routed=VLLM.runs_experts(scheme))
+    return [replace(site, weights=tuple(filter(scheme.applies_to, site.weights))) for site in sites]
 
 
 def paired_rank(weight: Weight) -> int:
