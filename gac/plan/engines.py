@@ -136,7 +136,7 @@ def steps_of(config: Any, workload: Workload) -> tuple[Operation, ...]:
 
 
 def sites_in(scheme: Scheme, config: Any) -> list[Site]:
-    """Return the sites of a model with the weights that ``served_step`` has in a scheme: all that the plugin runs so."""
+    """Return the sites of a model with the weights that its ``served_step`` in a scheme has in it: no routers."""
     sites = family_of(config).sites(config, routed=VLLM.runs_experts(scheme))
     return [replace(site, weights=tuple(filter(scheme.applies_to, site.weights))) for site in sites]
 

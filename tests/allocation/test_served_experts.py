@@ -96,7 +96,9 @@ def test_experts_take_the_schemes_that_their_engine_runs(engine: str, expected: 
     def taking(form: str) -> set[str]:
         run = {"gpus": 1, "engine": ENGINES[engine]}
         dims = np.array([EXPERTS // 2])
-        return {name for name in SCHEMES if len(runnable_dims(form_named(form), scheme_named(name), stack, dims, **run))}
+        return {
+            name for name in SCHEMES if len(runnable_dims(form_named(form), scheme_named(name), stack, dims, **run))
+        }
 
     assert taking("experts") == taking("experts:32") == expected
     in_scheme = scheme_named("w4a16:64")
@@ -118,7 +120,8 @@ def is_of_experts(point: Point) -> bool:
 
 def test_a_step_in_fp8_has_experts_in_it_and_no_routers() -> None:
     in_fp8, in_few_bits = (
-        {weight.name for site in sites_in(scheme_named(name), CONFIG) for weight in site.weights} for name in SCHEMES[1:]
+        {weight.name for site in sites_in(scheme_named(name), CONFIG) for weight in site.weights}
+        for name in SCHEMES[1:]
     )
     assert {name.rpartition(".")[2] for name in in_fp8 - in_few_bits} == {"experts"}
     assert not any(name.endswith("gate") for name in in_fp8)
@@ -142,7 +145,9 @@ def test_counts_widths_and_schemes_are_chosen_with_known_latencies(table: Profil
     resolved = resolve(recipe, CONFIG, table, USED)
     sites = as_planned(targeted_sites(CONFIG, FORMS), FORMS, True)
     plan = decide(
-        Problem(sites, made_up_curves(sites), table, resolved.recipe, replace(MEASURED, params=10**6), steps=resolved.steps)
+        Problem(
+            sites, made_up_curves(sites), table, resolved.recipe, replace(MEASURED, params=10**6), steps=resolved.steps
+        )
     ).plan
     stacks = [choice for choice in plan.weights if choice.weight.experts]
     assert {choice.scheme for choice in stacks} <= {"bf16", "fp8"}

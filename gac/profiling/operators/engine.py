@@ -21,7 +21,9 @@ class EngineStep(Operator):
         self.name = name
 
     def takes(self, dtype: str) -> bool:
-        return dtype in self.dtypes or (self.name in (STEPS[1], MIXTURE_STEPS[1]) and scheme_timed_as(dtype) is not None)
+        return dtype in self.dtypes or (
+            self.name in (STEPS[1], MIXTURE_STEPS[1]) and scheme_timed_as(dtype) is not None
+        )
 
     def run(self, *_tensors: Any) -> NoReturn:
         raise RuntimeError("an engine runs whole steps: gac profile --engine vllm")

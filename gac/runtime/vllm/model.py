@@ -19,7 +19,7 @@ from gac.runtime.vllm.norms import stored_readers
 from gac.runtime.vllm.planned import PlannedConfig
 from gac.runtime.vllm.skip import skip
 from gac.runtime.vllm.stored import StoredLinearMethod
-from gac.runtime.vllm.stored_experts import ExpertLoader
+from gac.runtime.vllm.stored_experts import load_expert, stored_layers
 
 _PARAMETERS = {".first.weight": ".weight", ".second.weight": ".second", ".second.bias": ".bias"}
 """Names of parameters here, by the ends of the names in a checkpoint."""
@@ -82,14 +82,12 @@ class _Compressed:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the tensors of a checkpoint; the names of factors become those of parameters here."""
-        experts = ExpertLoader(self)  # type: ignore[arg-type]
-        loaded: set[str] = super().load_weights(self._renamed(weights, experts))  # type: ignore[misc]
-        return loaded | experts.loaded
+        loaded: set[str] = super().load_weights(self._renamed(weights))  # type: ignore[misc]
+        return loaded
 
-    def _renamed(
-        self, weights: Iterable[tuple[str, Tensor]], experts: ExpertLoader
-    ) -> Iterator[tuple[str, Tensor]]:
+    def _renamed(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Rename factors, and leave out what skipped blocks do not read, such as norms of their queries."""
+        experts = stored_layers(self)  # type: ignore[arg-type]
         nested = hasattr(getattr(self, "vision_tower", None), "vision_model")  # as it was in transformers once
         for name, tensor in weights:
             if nested and "vision_model." not in name:
@@ -101,7 +99,7 @@ class _Compressed:
             for old, new in _PARAMETERS.items():
                 name = name.replace(old, new)
             transposed = name.endswith(".weight") and name.removesuffix(".weight") in self._transposed
-            if not experts.take(self._loading.name(name), tensor):
+            if not load_expert(experts, self._loading.name(name), tensor):
                 yield from self._loading.tensors(name, tensor.t() if transposed else tensor)
 
 

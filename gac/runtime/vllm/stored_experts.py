@@ -3,6 +3,7 @@
 Layers of a model may differ: each has experts in 16 bits or in 8, in a number and a width of its own.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -58,14 +59,13 @@ class StoredExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
         layer.register_parameter(name, parameter)
         set_weight_attrs(parameter, attributes | {"quant_method": "channel"})
 
-    def load(self, layer: RoutedExperts, stack: str, tensor: str, loaded: Tensor) -> str:
-        """Take a tensor of a checkpoint, of all experts one above the other; returns the parameter's name."""
+    def load(self, layer: RoutedExperts, stack: str, tensor: str, loaded: Tensor) -> None:
+        """Take a tensor of a checkpoint, of all experts one above the other."""
         begins, matrices = _STACKS[stack]
         name = f"{begins}_{tensor}"
         for number, expert in enumerate(loaded.view(self.moe.num_experts, -1, loaded.shape[-1])):
             for matrix, values in zip(matrices, expert.chunk(len(matrices)), strict=True):
                 layer.weight_loader(layer.get_parameter(name), values, name, matrix, number)
-        return name
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """Refuse a GPU that has no such kernel; without one, put the values in the place of what is stored."""
@@ -116,28 +116,21 @@ class StoredExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
         return y
 
 
-class ExpertLoader:
-    """Loads what experts in storages are read from, which the engine's classes do not expect under these names.
+def load_expert(layers: Mapping[str, RoutedExperts], name: str, tensor: Tensor) -> bool:
+    """Load a tensor if it is of such experts, whose names in a checkpoint the engine's classes do not know.
 
-    Attributes:
-        loaded: names of parameters.
+    Args:
+        layers: ``stored_layers`` of the model.
     """
+    path, _, last = name.rpartition(".")
+    experts, _, stack = path.rpartition(".")
+    if experts not in layers:
+        return False
+    layers[experts].quant_method.load(layers[experts], stack, last, tensor)
+    return True
 
-    def __init__(self, model: nn.Module) -> None:
-        layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, RoutedExperts)}
-        self._layers = {
-            layer.layer_name: (name, layer)
-            for name, layer in layers.items()
-            if isinstance(layer.quant_method, StoredExpertsMethod)
-        }
-        self.loaded: set[str] = set()
 
-    def take(self, name: str, tensor: Tensor) -> bool:
-        """Load a tensor, by its name in a checkpoint of vLLM's class, if it is of such experts."""
-        path, _, last = name.rpartition(".")
-        experts, _, stack = path.rpartition(".")
-        if experts not in self._layers:
-            return False
-        module, layer = self._layers[experts]
-        self.loaded.add(f"{module}.{layer.quant_method.load(layer, stack, last, tensor)}")
-        return True
+def stored_layers(model: nn.Module) -> dict[str, RoutedExperts]:
+    """Return the layers of such experts by their names in a checkpoint of the engine's class."""
+    layers = [layer for layer in model.modules() if isinstance(layer, RoutedExperts)]
+    return {layer.layer_name: layer for layer in layers if isinstance(layer.quant_method, StoredExpertsMethod)}

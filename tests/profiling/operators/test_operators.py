@@ -383,9 +383,7 @@ def test_experts_in_fp8_are_compared_with_products_of_rounded_numbers(monkeypatc
 
     def kernel(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, quant_config: Any) -> Tensor:
         scales, read["options"] = quant_config
-        first, second = (
-            numbers.float() * scale for numbers, scale in zip((gate_up, down), scales, strict=True)
-        )
+        first, second = (numbers.float() * scale for numbers, scale in zip((gate_up, down), scales, strict=True))
         out = torch.zeros_like(x, dtype=torch.float32)
         for token, expert in product(range(len(ids)), range(ids.shape[1])):
             number = int(ids[token, expert])
