@@ -79,7 +79,7 @@ class Engine:
         slow = [f"form {name}" for name in forms if not form_named(name).served]
         without = [name for name in schemes if name != DEFAULT_SCHEME and not _has_kernel(name)]
         taking = [name for name in forms if form_named(name).loss.uses_routed_tokens]
-        runs = any(self.runs_experts(scheme_named(name)) for name in schemes)
+        runs = bool(taking) and any(self.runs_experts(scheme_named(name)) for name in schemes)
         both = [f"form {form} in scheme {scheme}" for form in taking for scheme in schemes if not runs]
         return next(iter([*slow, *(f"scheme {name}" for name in without), *both]), None)
 
