@@ -126,6 +126,14 @@ def test_prices_of_experts_are_measured_where_linear_weights_had_theirs(small: S
     assert all(site.loss > 0 for site in plan.sites if site.kind == "experts" if site.weights[1].scheme != "bf16")
 
 
+def test_plans_for_vllm_have_experts_in_what_its_kernel_reads(small: Small) -> None:
+    dense = mixing("mixtral")
+    schemes = ("bf16", "fp8", "w8a16")
+    plan = in_few_bits(small, dense, "fp8", schemes=schemes, engine="vllm", refit="none")
+    assert plan.recipe.deployment.engine == "vllm"
+    assert "fp8" in {choice.scheme for choice in stacks_of(plan)} <= {"bf16", "fp8"}
+
+
 def test_plans_for_vllm_are_refused_by_name(small: Small) -> None:
     dense = mixing("mixtral")
     assert_refused(
