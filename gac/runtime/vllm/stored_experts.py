@@ -19,6 +19,8 @@ from gac.runtime.storage.base import Storage
 
 _STACKS = {"gate_up_proj": ("w13", ("w1", "w3")), "down_proj": ("w2", ("w2",))}
 """The beginnings of vLLM's names for each stack of a checkpoint, and its names of the matrices in it."""
+_SPREAD, _LARGEST, _SCALE = 100.0, 448.0, 1e-5
+"""Of numbers without a checkpoint, and their scale: with vLLM's random weights, they are up to 1e-3."""
 
 
 class StoredExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
@@ -43,21 +45,23 @@ class StoredExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
         params_dtype: torch.dtype,
         **attributes: Any,
     ) -> None:
-        """Make the parameters of this process; scales in float32, as the kernel reads them."""
+        """Make the tensors of this process; scales in float32, as the kernel reads them."""
         self._dtype = params_dtype
         both = 2 * intermediate_size_per_partition
         sizes = {"w13": (both, hidden_size), "w2": (hidden_size, intermediate_size_per_partition)}
         for stack, (rows, columns) in sizes.items():
             for name, (shape, dtype) in self._storage.tensors(rows, columns).items():
-                kept = torch.float32 if name.endswith("scale") else dtype
-                self._add(layer, f"{stack}_{name}", torch.zeros(num_experts, *shape, dtype=kept), attributes)
+                if name.endswith("scale"):
+                    values = torch.full((num_experts, *shape), _SCALE, dtype=torch.float32)
+                else:
+                    values = _any_numbers((num_experts, *shape), dtype)
+                # The engine's random weights are 0 in 8 bits, which a GPU multiplies faster: it sees no such buffers.
+                layer.register_buffer(f"{stack}_{name}", values, persistent=False)
+                set_weight_attrs(values, {"quant_method": "channel"})
             if self.moe.has_bias:
-                self._add(layer, f"{stack}_bias", torch.zeros(num_experts, rows, dtype=params_dtype), attributes)
-
-    def _add(self, layer: RoutedExperts, name: str, values: Tensor, attributes: dict[str, Any]) -> None:
-        parameter = nn.Parameter(values, requires_grad=False)
-        layer.register_parameter(name, parameter)
-        set_weight_attrs(parameter, attributes | {"quant_method": "channel"})
+                bias = nn.Parameter(torch.zeros(num_experts, rows, dtype=params_dtype), requires_grad=False)
+                layer.register_parameter(f"{stack}_bias", bias)
+                set_weight_attrs(bias, attributes)
 
     def load(self, layer: RoutedExperts, stack: str, tensor: str, loaded: Tensor) -> None:
         """Take a tensor of a checkpoint, of all experts one above the other."""
@@ -65,7 +69,7 @@ class StoredExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
         name = f"{begins}_{tensor}"
         for number, expert in enumerate(loaded.view(self.moe.num_experts, -1, loaded.shape[-1])):
             for matrix, values in zip(matrices, expert.chunk(len(matrices)), strict=True):
-                layer.weight_loader(layer.get_parameter(name), values, name, matrix, number)
+                layer.weight_loader(layer.get_buffer(name), values, name, matrix, number)
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """Refuse a GPU that has no such kernel; without one, put the values in the place of what is stored."""
@@ -76,7 +80,7 @@ class StoredExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
             self.moe_quant_config = self.get_fused_moe_quant_config(layer)
             return
         for stack in ("w13", "w2"):
-            stored = {name: getattr(layer, f"{stack}_{name}").data for name in self._storage.tensors(1, 1)}
+            stored = {name: layer.get_buffer(f"{stack}_{name}") for name in self._storage.tensors(1, 1)}
             shape = stored["weight"].shape
             flat = {name: tensor.flatten(0, 1) for name, tensor in stored.items()}
             values = self._storage.values(flat, shape[0] * shape[1], shape[2], self._dtype).view(shape)
@@ -114,6 +118,14 @@ class StoredExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
             quant_config=self.moe_quant_config,
         )
         return y
+
+
+def _any_numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor for numbers that are read later: those that timing without a checkpoint multiplies with."""
+    values = torch.empty(shape, dtype=dtype)
+    for part in values:
+        part.copy_((_SPREAD * torch.randn(part.shape)).clamp(-_LARGEST, _LARGEST))
+    return values
 
 
 def load_expert(layers: Mapping[str, RoutedExperts], name: str, tensor: Tensor) -> bool:
