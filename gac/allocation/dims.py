@@ -90,6 +90,8 @@ def runnable_dims(
 
 
 def _runnable(form: Form, scheme: Scheme, weight: Weight, dims: Ints, engine: Engine) -> NDArray[np.bool_]:
+    if weight.experts and not engine.runs_experts(scheme):
+        return np.zeros(len(dims), dtype=np.bool_)
     if not scheme.applies_to(weight) or takes_any_dim(scheme, engine) or weight.experts:
         return np.full(len(dims), scheme.applies_to(weight) and _divides_experts(form, scheme, weight))
     return np.array([_has_operators(form, scheme, weight, dim, engine) for dim in dims.tolist()], dtype=np.bool_)

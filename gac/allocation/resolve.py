@@ -36,6 +36,7 @@ from gac.plan.engines import (
     Engine,
     Step,
     paired_rank,
+    sites_in,
     steps_of,
     with_half_mlps,
 )
@@ -44,7 +45,7 @@ from gac.plan.recipe import Deployment, Recipe, Refit, ResolvedRecipe, Space
 from gac.plan.summary import profile_command
 from gac.profiling.table import Profile
 from gac.runtime.contract import experts_of
-from gac.schemes import DEFAULT_SCHEME, scheme_named
+from gac.schemes import DEFAULT_SCHEME, SCHEMES, scheme_named
 
 if TYPE_CHECKING:
     from gac.forms.curvature.methods import Method
@@ -147,7 +148,8 @@ def without_needless_runs(resolved: ResolvedRecipe, profile: Profile) -> Resolve
 def _check_engine(engine: Engine, space: Space, run: Deployment, config: Any) -> None:
     if (unserved := engine.unserved(space.forms, space.schemes)) is not None:
         served = ", ".join(form.name for form in FORMS if form.served)
-        expected = f"the forms {served}, which it runs at full speed, schemes with kernels, and experts in 16 bits"
+        experts = ", ".join(scheme.name for scheme in SCHEMES if engine.runs_experts(scheme))
+        expected = f"the forms {served}, which it runs at full speed, schemes with kernels, and experts in {experts}"
         remedy = f"Leave it out, or plan for {TRANSFORMERS.name}."
         raise PlanError(f"{unserved} for engine {engine.name}", expected, remedy)
     if engine.plugin and (mixtures := _mixtures_instead(config, space)):
@@ -207,9 +209,10 @@ def _scales_in_schemes(
     config: Any, profile: Profile, run: Deployment, steps: Mapping[str, Step], schemes: Sequence[str]
 ) -> dict[str, dict[str, Fraction]]:
     """Return by workload the scale of GEMMs in each scheme of which the profile has steps (``Step.in_schemes``)."""
-    sites, scales = family_of(config).sites(config), {name: dict[str, Fraction]() for name in steps}
-    rest = dict(zip(steps, DenseModel.of(sites, profile, run, steps).rest_ns, strict=True))
+    scales = {name: dict[str, Fraction]() for name in steps}
     for scheme in (scheme for scheme in map(scheme_named, schemes) if scheme.name != DEFAULT_SCHEME):
+        sites = sites_in(scheme, config)
+        rest = dict(zip(steps, DenseModel.of(sites, profile, run, steps).rest_ns, strict=True))
         for workload, gemms in zip(run.parsed, DenseModel.of(sites, profile, run, scheme=scheme).gemms_ns, strict=True):
             ns = profile.point(steps_of(config, workload)[1], scheme.dtype)
             if ns is not None and gemms:

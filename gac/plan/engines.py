@@ -13,10 +13,10 @@ from gac.forms import form_named
 from gac.models.attentions import heads_of
 from gac.models.families import family_of
 from gac.models.shapes import Shapes
-from gac.models.sites import Weight
-from gac.runtime.contract import FEW_ROWS
+from gac.models.sites import Site, Weight
+from gac.runtime.contract import FEW_ROWS, SERVED_EXPERTS
 from gac.runtime.limits import no_kernel
-from gac.schemes import DEFAULT_SCHEME, scheme_named, scheme_timed_as
+from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named, scheme_timed_as
 
 STEPS = ("engine_step", "served_step", "paired_step")
 """Operators of whole steps of a dense model in an engine: by its own class, by GAC's plugin, and there with every
@@ -51,26 +51,36 @@ class Engine:
         return replace(operation, operator=f"served_{operation.operator}") if served else operation
 
     def has_kernels(self, operation: Operation, dtype: str) -> bool:
-        """Return whether the plugin's kernels read the matrices of a GEMM, in a dtype of latency tables."""
-        scheme, sizes = scheme_timed_as(dtype) if self.plugin else None, operation.axes
-        if scheme is None or "n" not in sizes:
+        """Return whether the plugin's kernels read the matrices of a GEMM, in a dtype of latency tables.
+
+        Routed experts in a scheme have a kernel in the plugin alone.
+        """
+        scheme, sizes = scheme_timed_as(dtype), operation.axes
+        if scheme is not None and operation.operator == EXPERTS:
+            return self.plugin and self.runs_experts(scheme)
+        if scheme is None or not self.plugin or "n" not in sizes:
             return True
         rank = sizes.get("r")
         matrices = [(sizes["n"], sizes["k"])] if rank is None else [(rank, sizes["k"]), (sizes["n"], rank)]
         return not any(scheme.kernel_unsupported_reason(*matrix) for matrix in matrices)
 
+    def runs_experts(self, scheme: Scheme) -> bool:
+        """Return whether the engine runs routed experts in a scheme: the plugin's kernel reads few of them."""
+        stored = scheme.storage is not None and scheme.storage.storage in SERVED_EXPERTS
+        return not self.plugin or stored or not scheme.lossy
+
     def unserved(self, forms: Sequence[str], schemes: Sequence[str]) -> str | None:
         """Return the first form or scheme that the engine does not run at full speed; None where it runs all.
 
-        The plugin runs routed experts in 16 bits alone: forms that take these go with no other scheme.
+        Forms that take routed experts need one scheme that experts run in; other weights may have any of the schemes.
         """
         if not self.plugin:
             return None
         slow = [f"form {name}" for name in forms if not form_named(name).served]
         without = [name for name in schemes if name != DEFAULT_SCHEME and not _has_kernel(name)]
-        few_bits = [name for name in schemes if name != DEFAULT_SCHEME]
         taking = [name for name in forms if form_named(name).loss.uses_routed_tokens]
-        both = [f"form {form} in scheme {scheme}" for form in taking for scheme in few_bits]
+        runs = bool(taking) and any(self.runs_experts(scheme_named(name)) for name in schemes)
+        both = [f"form {form} in scheme {scheme}" for form in taking for scheme in schemes if not runs]
         return next(iter([*slow, *(f"scheme {name}" for name in without), *both]), None)
 
 
@@ -123,6 +133,12 @@ def steps_of(config: Any, workload: Workload) -> tuple[Operation, ...]:
         return ()
     engine, served, paired = (_step(name, config, workload) for name in names)
     return engine, served, _step(served.operator, with_half_mlps(config), workload), paired
+
+
+def sites_in(scheme: Scheme, config: Any) -> list[Site]:
+    """Return the sites of a model with the weights that its ``served_step`` in a scheme has in it: no routers."""
+    sites = family_of(config).sites(config, routed=VLLM.runs_experts(scheme))
+    return [replace(site, weights=tuple(filter(scheme.applies_to, site.weights))) for site in sites]
 
 
 def paired_rank(weight: Weight) -> int:

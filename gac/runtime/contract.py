@@ -22,6 +22,9 @@ CACHES = ("cache", "past_key_values")
 FEW_ROWS = 64
 """The most rows of a GEMM that the kernels of ``gac.runtime.kernels.few_rows`` run."""
 
+SERVED_EXPERTS = ("Floats8",)
+"""Storages of routed experts that vLLM's kernel reads, which GAC's plugin runs them in."""
+
 _ENOUGH_OUTPUTS = 1 << 22
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

@@ -72,8 +72,8 @@ def test_from_a_plan_to_a_checkpoint_and_back(model_type: str, scheme: str, smal
     torch.testing.assert_close(torch.load(tmp_path / "saved/logits.pt"), logits(model))
 
     said = refusal(loaded.config)
-    assert said is not None
-    assert f"has scheme {scheme}, in which vLLM does not run experts" in said[0]
+    assert (said is None) == (scheme == "fp8")
+    assert said is None or f"has scheme {scheme}, in which vLLM does not run experts" in said[0]
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
@@ -126,11 +126,19 @@ def test_prices_of_experts_are_measured_where_linear_weights_had_theirs(small: S
     assert all(site.loss > 0 for site in plan.sites if site.kind == "experts" if site.weights[1].scheme != "bf16")
 
 
+def test_plans_for_vllm_have_experts_in_what_its_kernel_reads(small: Small) -> None:
+    dense = mixing("mixtral")
+    schemes = ("bf16", "fp8", "w8a16")
+    plan = in_few_bits(small, dense, "fp8", schemes=schemes, engine="vllm", refit="none")
+    assert plan.recipe.deployment.engine == "vllm"
+    assert "fp8" in {choice.scheme for choice in stacks_of(plan)} <= {"bf16", "fp8"}
+
+
 def test_plans_for_vllm_are_refused_by_name(small: Small) -> None:
     dense = mixing("mixtral")
     assert_refused(
-        lambda: in_few_bits(small, dense, "w4a16:32", engine="vllm"),
+        lambda: in_few_bits(small, dense, "w4a16:32", schemes=("w4a16:32",), engine="vllm"),
         "form experts in scheme w4a16:32 for engine vllm",
-        "experts in 16 bits",
+        "experts in bf16, fp8",
         error=PlanError,
     )

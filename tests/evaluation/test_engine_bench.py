@@ -33,7 +33,7 @@ from gac.runtime.modules import LowRankLinear
 from gac.schemes import scheme_named
 from tests.cli.commands import run
 from tests.headers import make_header
-from tests.models.small import small_config, small_model
+from tests.models.small import EXPERT_NEURONS, EXPERTS, small_config, small_model
 from tests.serving.engine import shorter_values
 
 RUNS = ("decode:2@8", "throughput:4x16")
@@ -94,6 +94,16 @@ def test_the_config_of_a_scheme_builds_a_model_in_it() -> None:
         "w4a16:32",
         "PackedIntegers",
     )
+
+
+def test_the_config_of_a_scheme_has_experts_where_vllm_runs_them_so() -> None:
+    dense = small_config("mixtral")
+    modules = steps.stored_modules(dense, scheme_named("fp8"))
+    kinds = {name.rpartition(".")[2]: module["module"] for name, module in modules.items()}
+    assert kinds == dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "Linear") | {"experts": "Experts"}
+    stack = modules["model.layers.0.mlp.experts"]
+    assert (stack["sizes"], stack["storage"]) == ({"experts": EXPERTS, "width": EXPERT_NEURONS}, "Floats8")
+    assert not any(name.endswith("experts") for name in steps.stored_modules(dense, scheme_named("w4a16:32")))
 
 
 def test_the_config_of_pairs_builds_a_model_of_pairs() -> None:

@@ -1,21 +1,28 @@
 """Small compressed mixtures of experts, whose layers keep different numbers of experts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from gac.checkpoint.planned import attach_plan
-from gac.compression.apply import empty_module
+from gac.compression.apply import empty_stored
 from gac.forms.planned_sites import targeted_sites
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.runtime.modules import resized
 from gac.runtime.vllm.check import FEWER_EXPERTS
+from gac.runtime.storage.experts import rounded
+from gac.runtime.storage.modules import stored_modules
+from gac.schemes import Scheme, scheme_named
+from gac.schemes.base import storage_of
 from tests.changed import edited, with_measured
 from tests.compression.compressed import MakePlan, share_inputs
+from tests.compression.stored import in_schemes
 from tests.models.small import EXPERTS, small_config, small_model, with_random_mlps
 from tests.serving.engine import Request, generate_from, prompts
 
@@ -56,23 +63,45 @@ def experts_alone(config: Any, counts: Sequence[int] = COUNTS) -> dict[str, tupl
     return {name: ("experts", counts[layer]) for name, layer in routed}
 
 
-def mixed(model: Any, make_plan: MakePlan, chosen: dict[str, tuple[str, int]]) -> Any:
-    """Compress a mixture: its first experts stay as they are; other new weights are random."""
-    plan = with_measured(make_plan(model.config, chosen), family=model.config.model_type)
+def in_fp8(config: Any) -> dict[str, str]:
+    """Experts in every other layer, and attention in every third one."""
+    weights = [(site.layer, each) for site in targeted_sites(config, ("experts",)) for each in site.weights]
+    stored = [each for layer, each in weights if (layer % 2 if each.experts else layer % 3 and not each.neurons)]
+    return {each.name: "fp8" for each in stored if each.experts or not each.is_routed}
+
+
+def mixed(
+    model: Any,
+    make_plan: MakePlan,
+    chosen: dict[str, tuple[str, int]],
+    schemes: Mapping[str, str] = MappingProxyType({}),
+) -> Any:
+    """Compress a mixture: its first experts stay as they are, or as they are rounded; other new weights are random."""
+    plan = in_schemes(with_measured(make_plan(model.config, chosen), family=model.config.model_type), schemes)
     torch.manual_seed(1)
     for choice in plan.weights:
         dense: Any = model.get_submodule(choice.name)
-        if choice.form == "experts":
-            module = resized(dense, **choice.module.sizes)
-            for name, values in dense.state_dict().items():
-                module.state_dict()[name].copy_(values[: choice.module.sizes["experts"]])
+        if choice.weight.is_routed and choice.changed:
+            module = dense
+            if choice.form == "experts":
+                module = resized(dense, **choice.module.sizes)
+                for name, values in dense.state_dict().items():
+                    module.state_dict()[name].copy_(values[: choice.module.sizes["experts"]])
+            if (storage := storage_of(scheme := scheme_named(choice.scheme))) is not None:
+                module = rounded(storage, module, partial(_as_stored, scheme))
             model.set_submodule(choice.name, module)
-        elif choice.form != "dense":
-            module = empty_module(choice, as_linear(dense).bias is not None, "cpu", model.dtype)
+        elif choice.changed:
+            module = empty_stored(choice, as_linear(dense).bias is not None, "cpu", model.dtype)
             for values in module.parameters():
                 nn.init.normal_(values, std=0.1)
+            for matrix in stored_modules(module).values():
+                matrix.fill(scheme_named(choice.scheme).stored(0.1 * torch.randn(matrix.matrix)))
             model.set_submodule(choice.name, module)
     return attach_plan(share_inputs(model, plan.recipe.space.forms, False), plan).eval()
+
+
+def _as_stored(scheme: Scheme, _matrix: str, _expert: int, values: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    return scheme.stored(values)
 
 
 def saved(model: Any, folder: Path, **options: Any) -> Request:

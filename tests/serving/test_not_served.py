@@ -64,8 +64,11 @@ def test_fewer_experts_of_other_mixtures_are_refused_by_name() -> None:
 
 def test_experts_of_few_bits_are_refused_by_name() -> None:
     module = {"form": "dense", "dim": 8, "module": "Experts", "sizes": {"experts": 8, "width": 64}}
-    module |= {"scheme": "fp8", "storage": "fp8", "options": {}}
+    module |= {"scheme": "w8a8", "storage": "Integers8", "options": {}}
     header = {"schema_version": SCHEMA, "modules": {"model.layers.0.mlp.experts": module}}
     config = SimpleNamespace(model_type="gac_mixtral", num_local_experts=8, gac=header)
-    value, _, _ = refusal(config) or ("", "", "")
-    assert value == "model.layers.0.mlp.experts has scheme fp8, in which vLLM does not run experts"
+    value, expected, _ = refusal(config) or ("", "", "")
+    assert value == "model.layers.0.mlp.experts has scheme w8a8, in which vLLM does not run experts"
+    assert expected == "experts in bf16 or fp8"
+    module |= {"scheme": "fp8", "storage": "Floats8"}
+    assert refusal(config) is None

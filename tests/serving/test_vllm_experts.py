@@ -5,8 +5,8 @@ from pathlib import Path
 
 from gac.runtime.vllm.check import SERVED_MIXTURES
 from tests.compression.compressed import MakePlan
-from tests.serving.engine import PYTHON, needs_vllm, serve
-from tests.serving.mixtures import changes, mixed, mixture, saved, saved_narrower
+from tests.serving.engine import PYTHON, Request, needs_vllm, prompts, serve
+from tests.serving.mixtures import changes, in_fp8, mixed, mixture, saved, saved_narrower
 
 pytestmark = needs_vllm
 WIDTHS = (32, 40, 48, 24)
@@ -26,6 +26,19 @@ def test_their_tokens_are_those_of_generate(make_plan: MakePlan, tmp_path: Path)
     serve(requests, tmp_path)
     for request in requests:
         assert request.answer()["tokens"] == request.expected["tokens"], request.directory
+
+
+def test_experts_in_fp8_give_the_tokens_of_generate(make_plan: MakePlan, tmp_path: Path) -> None:
+    requests = []
+    for model_type in ("qwen3_moe", "mixtral", "gpt_oss"):
+        dense = mixture(model_type)
+        model = mixed(dense, make_plan, changes(dense.config), in_fp8(dense.config))
+        requests.append(saved(model, tmp_path / model_type))
+    requests.append(Request(tmp_path / "qwen3_moe", {"load_format": "dummy"}, name="dummy", prompts=prompts()[:2]))
+    serve(requests, tmp_path)
+    for request in requests[:-1]:
+        assert request.answer()["tokens"] == request.expected["tokens"], request.directory
+    assert len(requests[-1].answer()["tokens"]) == 2
 
 
 NEAREST = """

@@ -3,7 +3,7 @@
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
@@ -21,8 +21,8 @@ from gac.evaluation.engines.process import Worker, worker_command
 from gac.forms import DENSE, Form
 from gac.models.families import family_of
 from gac.models.shapes import Shapes
-from gac.models.sites import Weight
-from gac.plan.engines import PAIR, paired_rank, steps_of, with_half_mlps
+from gac.models.sites import Site, Weight
+from gac.plan.engines import PAIR, paired_rank, sites_in, steps_of, with_half_mlps
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.journal import Journal
 from gac.profiling.timing.device import fingerprint
@@ -130,22 +130,22 @@ def _timed(
 
 def paired_modules(config: Any) -> dict[str, Any]:
     """Return the modules of a compressed model in which every planned weight is a low-rank pair, by its name."""
-    return _modules(config, PAIR, paired_rank, {})
+    return _modules(family_of(config).sites(config), PAIR, paired_rank, {})
 
 
 def stored_modules(config: Any, scheme: Scheme) -> dict[str, Any]:
-    """Return the modules of a compressed model in which every planned weight lies in a scheme, by its name."""
+    """Return the modules of a compressed model with every weight in a scheme that vLLM runs in it, by its name."""
     storage = scheme.storage
     assert storage is not None, f"{scheme.name} has no storage"
     stored = {"scheme": scheme.name, "storage": storage.storage, "options": dict(storage.options)}
-    return _modules(config, DENSE, DENSE.full, stored)
+    return _modules(sites_in(scheme, config), DENSE, DENSE.full, stored)
 
 
 def _modules(
-    config: Any, form: Form, dim_of: Callable[[Weight], int], stored: dict[str, Any]
+    sites: Iterable[Site], form: Form, dim_of: Callable[[Weight], int], stored: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
     modules = {}
-    for weight in (weight for site in family_of(config).sites(config) for weight in site.weights):
+    for weight in (weight for site in sites for weight in site.weights):
         spec = form.module(weight, dim_of(weight))
         of_form = {"form": form.name, "dim": dim_of(weight), "module": spec.module, "sizes": dict(spec.sizes)}
         modules[weight.name] = of_form | stored

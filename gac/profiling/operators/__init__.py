@@ -63,4 +63,7 @@ def runner_of(name: str, dtype: str = ACTIVATIONS) -> Runner:
         ProfileError: there is no operator of this name, or no such scheme, or its weights are not stored in any.
     """
     operator = OPERATORS.get(name)
-    return operator if dtype in ITEM_BYTES else StoredRunner(operator, stored_as(dtype))
+    if dtype in ITEM_BYTES:
+        return operator
+    scheme = stored_as(dtype)
+    return operator.runner_in(scheme) or StoredRunner(operator, scheme)

@@ -155,6 +155,10 @@ class Operator(Runner):
     general: tuple[AxisSweep, ...] = ()  # the sweeps that describe a GPU
     aligned_inputs: int = 8  # GEMMs of 16 bits are as fast at a multiple of it as at other multiples, along ``k``
 
+    def runner_in(self, scheme: Scheme) -> Runner | None:
+        """Return what runs it with weights in a scheme, where that is no storage's module after the other."""
+        return None
+
     def in_own_kernel(self, shapes: Ints) -> Bools:
         """Mark the shapes ``(shapes, axes)`` at which a kernel of GAC's multiplies numbers of 16 bits, not cuBLAS."""
         return np.zeros(len(shapes), dtype=np.bool_)

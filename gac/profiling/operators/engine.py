@@ -10,7 +10,7 @@ from gac.schemes import scheme_timed_as
 class EngineStep(Operator):
     """A step of ``b`` sequences with ``s`` new tokens each and ``t`` tokens in the cache, by the model's sizes.
 
-    GAC's plugin also serves it with every weight of attentions and MLPs in a scheme.
+    GAC's plugin also serves it with every weight of attentions and MLPs in a scheme, and experts where it runs these.
     """
 
     axes: tuple[str, ...] = ("layers", "hidden", "neurons", "h", "kv", "d", "vocabulary", "b", "s", "t")
@@ -21,7 +21,9 @@ class EngineStep(Operator):
         self.name = name
 
     def takes(self, dtype: str) -> bool:
-        return dtype in self.dtypes or (self.name == STEPS[1] and scheme_timed_as(dtype) is not None)
+        return dtype in self.dtypes or (
+            self.name in (STEPS[1], MIXTURE_STEPS[1]) and scheme_timed_as(dtype) is not None
+        )
 
     def run(self, *_tensors: Any) -> NoReturn:
         raise RuntimeError("an engine runs whole steps: gac profile --engine vllm")

@@ -6,11 +6,24 @@ fewer of them, whose weights then are read in less time.
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gac.core.operations import EXPERTS
-from gac.profiling.operators.base import Axes, AxisSweep, Operand, Operator, edges
+from gac.plan.engines import VLLM
+from gac.profiling.operators.base import (
+    ACTIVATIONS,
+    ITEM_BYTES,
+    WORST_ROUNDED_ERROR,
+    Axes,
+    AxisSweep,
+    Operand,
+    Operator,
+    Runner,
+    edges,
+)
+from gac.schemes import Scheme, scheme_timed_as
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -77,12 +90,58 @@ class ServedExperts(RoutedExperts):
 
     name = f"served_{EXPERTS}"
 
+    def takes(self, dtype: str) -> bool:
+        scheme = None if dtype in ITEM_BYTES else scheme_timed_as(dtype)
+        return dtype in self.dtypes if scheme is None else VLLM.runs_experts(scheme)
+
+    def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
+        if dtype in ITEM_BYTES:
+            return super().inputs(axes, dtype)
+        x, *stacks, numbers = super().inputs(axes, ACTIVATIONS)
+        scales = (Operand((*stack.shape[:-1], 1), "fp32") for stack in stacks)
+        return x, *(replace(stack, dtype="fp8") for stack in stacks), *scales, numbers
+
+    def runner_in(self, scheme: Scheme) -> Runner | None:
+        return ServedExpertsInFp8() if VLLM.runs_experts(scheme) else None
+
     def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
         import torch
 
-        fused_experts = _fused_experts()
-        x, gate_up, down, numbers = inputs
-        return [fused_experts(x, gate_up, down, _weights(numbers), numbers.to(torch.int32))]
+        fused_experts, in_fp8 = _kernel()
+        x, gate_up, down, *scales, numbers = inputs
+        config = in_fp8(*scales, per_act_token_quant=True, per_out_ch_quant=True) if scales else None
+        return [fused_experts(x, gate_up, down, _weights(numbers), numbers.to(torch.int32), quant_config=config)]
+
+
+class ServedExpertsInFp8(ServedExperts):
+    """The same with weights in 8-bit floating point, and a scale for each of their rows; it rounds tokens itself."""
+
+    worst_error = WORST_ROUNDED_ERROR
+
+    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
+        """Compare with products of the rounded numbers, as ``RoutedExperts`` with those of its inputs."""
+        import torch
+        from torch.nn.functional import silu
+
+        x, gate_up, down, *scales, numbers = inputs
+        rows = edges(len(x), x.device)
+        expected = []
+        for row in rows.tolist():
+            first, second = (
+                stack.view(torch.uint8)[numbers[row]].view(stack.dtype).float() * scale[numbers[row]]
+                for stack, scale in zip((gate_up, down), scales, strict=True)
+            )
+            gate, up = (first @ _rounded(x[row])).to(x.dtype).chunk(2, dim=-1)
+            wrote = second @ _rounded(silu(gate.float()).to(x.dtype) * up)[..., None]
+            expected.append(wrote[..., 0].mean(0))
+        return result[0][rows], torch.stack(expected)
+
+
+def _rounded(tokens: "Tensor") -> "Tensor":
+    from gac.runtime.storage.eight_bits import READERS
+
+    numbers, scale = READERS["float8"](tokens)
+    return numbers.float() * scale
 
 
 @cache
@@ -111,9 +170,11 @@ def _module(neurons: int, features: int) -> "nn.Module":
 
 
 @cache
-def _fused_experts() -> Callable[..., "Tensor"]:
+def _kernel() -> tuple[Callable[..., "Tensor"], Callable[..., Any]]:
+    """Return vLLM's kernel, and what makes its description of numbers in fp8."""
     try:
         from vllm.config import VllmConfig, set_current_vllm_config
+        from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
         from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
     except ImportError as failure:
         problem = f"vLLM cannot be imported ({failure}); measure routed experts of vLLM with a Python that has it"
@@ -122,8 +183,7 @@ def _fused_experts() -> Callable[..., "Tensor"]:
 
     use_nearest_configs()
     _CONTEXT.enter_context(set_current_vllm_config(VllmConfig()))  # the kernel asks for one
-    experts: Callable[..., Tensor] = fused_experts
-    return experts
+    return fused_experts, fp8_w8a8_moe_quant_config
 
 
 OPERATORS = (RoutedExperts(), ServedExperts())

@@ -47,7 +47,8 @@ def model_points(
 
     Each weight is measured dense, and in each form that it can take up to the largest dim that saves parameters: at
     ``every_dim`` where that is at most 700 shapes for a number of rows, otherwise at ``spaced_dims``. Then likewise in
-    each of the schemes, at those of ``few_dims`` that it runs, and the quantisation of inputs by itself.
+    each of the schemes, at those of ``few_dims`` that it runs, and the quantisation of inputs by itself. Few engines
+    have a kernel of routed experts in a scheme (``Engine.has_kernels``).
 
     Args:
         model: a name in ``gac.models.shapes.SHAPES``, or a transformers config; of a multimodal one its text part.
@@ -184,7 +185,7 @@ def _operations(
 
     ``dims_of`` None: as many dims as can be afforded.
     """
-    weights = [weight for site in sites for weight in site.weights if not (scheme.lossy and weight.is_routed)]
+    weights = [weight for site in sites for weight in site.weights if scheme.applies_to(weight)]
     distinct = dict.fromkeys(replace(weight, name="", input_group=None, block=None) for weight in weights)
     shapes = _shapes(distinct, forms, dims_of or every_dim, gpus)
     if dims_of is None and len(shapes) > _AFFORDED:
@@ -192,7 +193,7 @@ def _operations(
     for form, weight, dim in shapes:
         if gpus > 1 and divides(form, weight, dim, scheme, gpus):
             yield from (scheme.operation(gemm) for m in rows for gemm in split_gemms(form, weight, dim, m, gpus))
-        elif gpus == 1 and all(map(scheme.supports, form.latency.gemms(weight, dim, 1))):
+        elif gpus == 1 and (weight.experts or all(map(scheme.supports, form.latency.gemms(weight, dim, 1)))):
             timed = (
                 (form.latency.operation(weight, dim, m),) if form.latency.timed else form.latency.gemms(weight, dim, m)
                 for m in rows

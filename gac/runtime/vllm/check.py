@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from gac.runtime.contract import COMPRESSED, experts_of
+from gac.runtime.contract import COMPRESSED, SERVED_EXPERTS, experts_of
 from gac.runtime.header import header_of
 from gac.runtime.modules import KINDS
 
@@ -57,9 +57,9 @@ def refusal(config: Any) -> tuple[str, str, str] | None:
         if kind in _ROUTED and model_type not in FEWER_EXPERTS:
             remedy = "Plan without the form, or run this checkpoint in transformers."
             return f"{name} of a {model_type} has form {module.form}", f"one of {', '.join(FEWER_EXPERTS)}", remedy
-        if kind == "Experts" and module.storage is not None:
+        if kind == "Experts" and module.storage not in (None, *SERVED_EXPERTS):
             problem = f"{name} has scheme {module.scheme}, in which vLLM does not run experts"
-            return problem, "experts in 16 bits", "Plan without it, or run this checkpoint in transformers."
+            return problem, "experts in bf16 or fp8", "Plan without it, or run this checkpoint in transformers."
         form = getattr(module, "form", "")
         if kind not in _RUN or (form == "heads" and is_multimodal(config)):
             remedy = "Plan with gac allocate --engine vllm, or run this checkpoint in transformers."

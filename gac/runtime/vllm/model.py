@@ -19,6 +19,7 @@ from gac.runtime.vllm.norms import stored_readers
 from gac.runtime.vllm.planned import PlannedConfig
 from gac.runtime.vllm.skip import skip
 from gac.runtime.vllm.stored import StoredLinearMethod
+from gac.runtime.vllm.stored_experts import load_expert, stored_layers
 
 _PARAMETERS = {".first.weight": ".weight", ".second.weight": ".second", ".second.bias": ".bias"}
 """Names of parameters here, by the ends of the names in a checkpoint."""
@@ -86,6 +87,7 @@ class _Compressed:
 
     def _renamed(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Rename factors, and leave out what skipped blocks do not read, such as norms of their queries."""
+        experts = stored_layers(self)  # type: ignore[arg-type]
         nested = hasattr(getattr(self, "vision_tower", None), "vision_model")  # as it was in transformers once
         for name, tensor in weights:
             if nested and "vision_model." not in name:
@@ -97,7 +99,8 @@ class _Compressed:
             for old, new in _PARAMETERS.items():
                 name = name.replace(old, new)
             transposed = name.endswith(".weight") and name.removesuffix(".weight") in self._transposed
-            yield from self._loading.tensors(name, tensor.t() if transposed else tensor)
+            if not load_expert(experts, self._loading.name(name), tensor):
+                yield from self._loading.tensors(name, tensor.t() if transposed else tensor)
 
 
 def _join_activations(model: Any) -> None:

@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 
-from gac.runtime.header import Module
+from gac.runtime.header import Module, storage_of
 from gac.runtime.vllm.linear import DenseLinearMethod, PlannedLinearMethod
 from gac.runtime.vllm.stored import StoredLinearMethod
+from gac.runtime.vllm.stored_experts import StoredExpertsMethod
 
 _ABSENT = ("Absent", "Constant")
 
@@ -43,9 +45,13 @@ class PlannedConfig(QuantizationConfig):  # type: ignore[misc]
             self.modules = hf_to_vllm_mapper.apply_dict(self.modules)
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        module = self.modules.get(prefix)
+        if isinstance(layer, RoutedExperts) and module is not None:
+            storage = storage_of(prefix, module)
+            return None if storage is None else StoredExpertsMethod(prefix, layer.moe_config, storage)
         if not isinstance(layer, LinearBase):
             return None
-        if (module := self.modules.get(prefix)) is not None and module.module == "Router":
+        if module is not None and module.module == "Router":
             return UnquantizedLinearMethod()
         block, _, name = prefix.rpartition(".")
         stacked = prefix in self.modules  # in transformers too

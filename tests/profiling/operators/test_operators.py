@@ -15,7 +15,7 @@ from gac.core import operations
 from gac.core.errors import ProfileError
 from gac.forms.low_rank import low_rank
 from gac.plan.engines import MIXTURE_STEPS, STEPS
-from gac.profiling.operators import OPERATORS, operation, runner_of
+from gac.profiling.operators import OPERATORS, experts, operation, runner_of
 from gac.profiling.operators.base import ITEM_BYTES, WORST_ERROR, Operand, Operator, Runner, relative_error
 from gac.profiling.sweeps.coverage import model_points
 from gac.profiling.timing.operands import Pools
@@ -23,7 +23,7 @@ from gac.runtime.kernels import gpu
 from gac.runtime.storage.base import Storage, Tensors
 from gac.runtime.storage.modules import STORAGES, Stored
 from gac.schemes import SCHEMES as KNOWN_SCHEMES
-from gac.schemes import Scheme, StorageSpec
+from gac.schemes import Scheme, StorageSpec, scheme_named
 from tests.profiling.examples import COLLECTIVES, COUNTS, EXAMPLES, GPU_ONLY, ROUNDINGS, SCHEMES, schemes_of
 from tests.runtime.interpreted import DEVICE
 
@@ -142,7 +142,8 @@ def operands(operator: Operator, axes: Mapping[str, int], dtype: str) -> tuple[O
 
 
 def test_its_operands_are_of_known_dtypes_and_of_sizes_from_1_and_its_results_too(operator, axes) -> None:
-    assert operator.stored == (bool(schemes_of(operator)) and operator.name not in (*STEPS, *MIXTURE_STEPS))
+    in_own_way = (*STEPS, *MIXTURE_STEPS, "served_experts")
+    assert operator.stored == (bool(schemes_of(operator)) and operator.name not in in_own_way)
     for dtype in schemes_of(operator) if operator.stored else ():
         activations, *weights = operator.inputs(axes, dtype)
         assert {operand.dtype for operand in (activations, *operator.outputs(axes, dtype))} == {"bf16"}
@@ -369,11 +370,42 @@ def test_shapes_are_refused_by_rules_of_their_own(name, dtype, axes, reason) -> 
 
 def test_operators_of_forms_take_the_schemes_that_have_a_storage_and_no_others_do() -> None:
     takes = [name for name in OPERATORS.names if OPERATORS.get(name).takes("w4a16:32")]
-    assert takes == ["linear", "low_rank", "batched_gemm", "served_step"]
+    assert takes == ["linear", "low_rank", "batched_gemm", "served_step", "served_step_of_experts"]
     linear = OPERATORS.get("linear")
     assert [linear.takes(dtype) for dtype in ("bf16", "fp8", "fp8_dynamic", "int8", "w99a16")] == [1, 1, 1, 0, 0]
     assert operation("linear", n=7, m=2, k=3) == operations.linear(2, 3, 7)
     assert operation("low_rank", r=5, n=7, m=2, k=3) == low_rank(2, 3, 5, 7)
+
+
+def test_experts_in_fp8_are_compared_with_products_of_rounded_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme = scheme_named("fp8")
+    read: dict[str, Any] = {}
+
+    def kernel(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, quant_config: Any) -> Tensor:
+        scales, read["options"] = quant_config
+        first, second = (numbers.float() * scale for numbers, scale in zip((gate_up, down), scales, strict=True))
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for token, expert in product(range(len(ids)), range(ids.shape[1])):
+            number = int(ids[token, expert])
+            gate, up = (first[number] @ rounded(x[token])).bfloat16().chunk(2)
+            hidden = rounded(torch.nn.functional.silu(gate) * up)
+            out[token] += weights[token, expert] * (second[number] @ hidden)
+        return out.bfloat16()
+
+    def rounded(row: Tensor) -> Tensor:
+        scale = row.float().abs().max() / 448
+        return (row.float() / scale).to(torch.float8_e4m3fn).float() * scale
+
+    monkeypatch.setattr(experts, "_kernel", lambda: (kernel, lambda *scales, **options: (scales, options)))
+    run = Run.of("served_experts", scheme.dtype)
+    assert [tensor.dtype for tensor in run.inputs[1:5]] == [torch.float8_e4m3fn] * 2 + [torch.float32] * 2
+    (y,) = run.result()
+    assert read["options"] == {"per_act_token_quant": True, "per_out_ch_quant": True}
+    assert run.error([y]) < 1e-2 < WORST_ERROR < run.runner.worst_error
+    assert run.error([y.roll(1, 0)]) > run.runner.worst_error
+    assert not OPERATORS.get("served_experts").takes("w4a16")
+    with pytest.raises(ProfileError, match="served_experts in scheme w4a16"):
+        runner_of("served_experts", "w4a16")
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("bf16", 2e-2), ("w4a16", 2e-2), ("fp8_dynamic", 5e-2)])
