@@ -37,9 +37,6 @@ class ModelRuns(Protocol):
     def mean_output(self, weight: Weight) -> Tensor:
         """Mean output of a dense weight, shape ``(out,)``."""
 
-    def outputs(self, weight: Weight) -> Tensor:
-        """Outputs of a dense weight, float32, shape ``(tokens, out)``."""
-
 
 @dataclass(frozen=True, eq=False)
 class Statistics:

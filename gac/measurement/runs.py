@@ -155,16 +155,6 @@ class ModelRuns:
         """Of a weight that writes, over all tokens, shape ``(out,)``, in the model's dtype."""
         return self._means[weight.name].to(read_weight(self.model, weight.name).dtype)
 
-    def outputs(self, weight: Weight) -> Tensor:
-        """Of a dense weight on all windows that are kept, float32, shape ``(tokens, out)``."""
-        heard: list[Tensor] = []
-        layer = self._layer_of[self.model.get_submodule(weight.name)]
-        hook = {weight.name: lambda _module, _inputs, output: heard.append(output.detach().float().flatten(0, -2))}
-        with frozen(self.model), torch.no_grad(), listening(self.model, hook):
-            for hidden, window in zip(self._states[layer], self._windows, strict=True):
-                self._stack.run(layer, hidden, window)
-        return torch.cat(heard)
-
     @property
     def layers(self) -> int:
         return len(self._states)

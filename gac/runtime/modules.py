@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from gac.runtime.latents.channels import ChannelGrid
 from gac.runtime.latents.quantise import rounded_latents
 from gac.runtime.limits import LARGEST
 from gac.runtime.parallel.ranks import Ranks
@@ -34,7 +33,7 @@ class LowRankLinear(nn.Module):
     ``(..., out)``.
     """
 
-    second: "nn.Linear | BlockLinear | ChannelGrid"
+    second: "nn.Linear | BlockLinear"
     gathers_from: Ranks | None = None  # the processes of which each has some rows of A; None: A is whole
 
     def __init__(self, in_features: int, rank: int, out_features: int, bias: bool = True, **where: Any) -> None:
@@ -106,16 +105,6 @@ class LatentLinear(LowRankLinear):
         self.second = BlockLinear(groups, rank, out_features // groups, bias, bits, **where)
 
 
-class RoundedLinear(LowRankLinear):
-    """y = round(W x + bias), keys or values of few bits: ``first`` is linear, ``second`` a ``ChannelGrid``."""
-
-    def __init__(self, in_features: int, out_features: int, bits: int, bias: bool, **where: Any) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.rank, self.out_features = in_features, out_features, out_features
-        self.first = empty_linear(in_features, out_features, bias=bias, **where)
-        self.second = ChannelGrid(out_features, bits, **where)
-
-
 class ValueLinear(modeling_gac.ValueLinear):
     """v_proj with shorter value vectors: a GEMM whose output is split into heads of ``length``.
 
@@ -151,7 +140,6 @@ KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "LowRankLinear": (LowRankLinear, ("in_features", "rank", "out_features")),
     "LatentLinear": (LatentLinear, ("in_features", "groups", "rank", "out_features")),
     "RoundedLatentLinear": (LatentLinear, ("in_features", "groups", "rank", "out_features", "bits")),
-    "RoundedLinear": (RoundedLinear, ("in_features", "out_features", "bits")),
     "ValueLinear": (ValueLinear, ("in_features", "heads", "length")),
     "Router": (resized, ("experts",)),
     "Experts": (resized, ("experts", "width")),

@@ -21,7 +21,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gac.runtime.contract import CACHES
 from gac.runtime.fusion.elementwise import rotate_of, with_fused_updates
-from gac.runtime.latents.channels import ChannelGrid, PackedChannels
 from gac.runtime.latents.decode import decode
 from gac.runtime.latents.positions import QUANTIZED, Positions, update_positions
 from gac.runtime.latents.quantise import QuantisedLatents, pack_latents
@@ -75,7 +74,7 @@ def attend_latents(
 def second_factor(pair: Any) -> Any:
     """Return what makes features of a weight's latents; None where it has none."""
     second = getattr(pair, "second", None)
-    return second if isinstance(second, BlockLinear | StoredBlocks | ChannelGrid) else None
+    return second if isinstance(second, BlockLinear | StoredBlocks) else None
 
 
 def _second_factors(attention: Any) -> list[Any]:
@@ -113,9 +112,6 @@ def _note_latents(second: Any, inputs: tuple[Tensor]) -> tuple[Tensor, bool] | N
     if not second.noting:
         return None
     (latents,) = inputs
-    if isinstance(second, ChannelGrid):
-        second.noted, latents = second.pack(latents)
-        return latents, True
     if second.bits is None:
         second.noted = latents
         return None
@@ -222,10 +218,8 @@ def _to_cache(second: Any, states: Tensor) -> Tensor:
     return latents.unsqueeze(1)
 
 
-def _from_cache(second: Any, states: Tensor, dtype: torch.dtype) -> Tensor | QuantisedLatents | PackedChannels:
+def _from_cache(second: Any, states: Tensor, dtype: torch.dtype) -> Tensor | QuantisedLatents:
     stored = states.squeeze(1)
-    if isinstance(second, ChannelGrid):
-        return PackedChannels(stored, second)
     if second is None or second.bits is None:
         return stored.view(dtype)
     return QuantisedLatents(stored, second.blocks, second.in_features // second.blocks, second.bits)

@@ -12,7 +12,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from gac.runtime.fusion import elementwise
 from gac.runtime.kernels.gpu import unsupported_reason, warn_slow_path_once
 from gac.runtime.kernels.latent_attention.launch import Attention, attend
-from gac.runtime.latents.channels import ChannelGrid
 from gac.runtime.latents.rotation import Angles, Latents
 from gac.runtime.limits import latents as refused
 from gac.runtime.modules import BlockLinear
@@ -67,8 +66,6 @@ def _unsupported_reason(
     name = attention.config._attn_implementation
     if ALL_ATTENTION_FUNCTIONS.get(name) is not sdpa_attention_forward:
         return f"the model's attention is {name}, not sdpa"
-    if any(isinstance(second, ChannelGrid) for second in seconds):
-        return "keys or values are in few bits, and no latents"
     if any(second is not None and type(second) is not BlockLinear for second in seconds):
         return "second factors are stored in few bits"
     if key is not None and (norm := norm_of(attention)) is not None and _kind(attention, norm) is None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import nn
 
 from gac.runtime.contract import experts_of
-from gac.runtime.modules import BlockLinear, LatentLinear, LowRankLinear, RoundedLinear, ValueLinear
+from gac.runtime.modules import BlockLinear, LatentLinear, LowRankLinear, ValueLinear
 from gac.runtime.parallel.ranks import SplitError
 from gac.runtime.storage.modules import StoredLinear
 
@@ -51,8 +51,6 @@ class NotDivided(Exception):  # noqa: N818 - nothing is wrong
 
 def styles_of(module: nn.Module, side: Literal["out", "in"]) -> dict[str, Style]:
     """Return how the matrices of a module are divided, by their names in it, where a side of the weight is divided."""
-    if isinstance(module, RoundedLinear):
-        raise NotDivided("keys or values are in few bits")
     if isinstance(module, LatentLinear):
         return {"first": "colwise", "second": "colwise"}
     if isinstance(module, LowRankLinear):

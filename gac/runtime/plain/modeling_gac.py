@@ -193,43 +193,17 @@ def linear(in_features: int, out_features: int, bias: bool = False, storage: Any
     return Matrix((out_features, in_features), storage, bias, **where)
 
 
-def pair(first: nn.Module, second: nn.Module) -> nn.Module:
-    return nn.Sequential(OrderedDict(first=first, second=second))
-
-
 def low_rank(in_features: int, rank: int, out_features: int, bias: bool, **how: Any) -> nn.Module:
     """Make ``y = B (A x) + bias``: A (rank, in) is ``first``, B (out, rank) and the bias are ``second``."""
-    return pair(linear(in_features, rank, **how), linear(rank, out_features, bias, **how))
+    first, second = linear(in_features, rank, **how), linear(rank, out_features, bias, **how)
+    return nn.Sequential(OrderedDict(first=first, second=second))
 
 
 def latent(in_features: int, groups: int, rank: int, out_features: int, bits: Any = None, **how: Any) -> nn.Module:
     """Make a pair for each group of key or value heads; ``first(x)`` is the latent that GAC's classes cache."""
     first = linear(in_features, groups * rank, **how | {"bias": False})
-    return pair(first, BlockLinear((groups, out_features // groups, rank), bits, **how))
-
-
-def rounded(in_features: int, out_features: int, bits: int, device: Any, dtype: Any, **how: Any) -> nn.Module:
-    """Make ``y = round(W x + bias)``, keys or values of few bits, which GAC's classes cache in these bits."""
-    where = {"device": device, "dtype": dtype}
-    return pair(linear(in_features, out_features, **how, **where), ChannelGrid(out_features, bits, **where))
-
-
-class ChannelGrid(nn.Module):
-    """Rounds x ``(..., channels)`` to numbers ``offset + step * n`` of each channel, n from 0 to ``2 ** bits - 1``."""
-
-    def __init__(self, channels: int, bits: int, **where: Any) -> None:
-        super().__init__()
-        self.bits = bits
-        self.offset, self.step = (nn.Parameter(torch.empty(channels, **where)) for _ in range(2))
-
-    def units(self, x: Tensor) -> Tensor:
-        return ((x.float() - self.offset.float()) / self.step.float()).clamp(0, (1 << self.bits) - 1)
-
-    def values(self, numbers: Tensor, dtype: torch.dtype) -> Tensor:
-        return torch.addcmul(self.offset.float(), numbers.float(), self.step.float()).to(dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.values(self.units(x).round(), x.dtype)
+    second = BlockLinear((groups, out_features // groups, rank), bits, **how)
+    return nn.Sequential(OrderedDict(first=first, second=second))
 
 
 class BlockLinear(Matrix):
@@ -388,7 +362,7 @@ class StoredHead(Matrix):
 
 
 MODULES: dict[str, Any] = {"Linear": linear, "LowRankLinear": low_rank, "LatentLinear": latent}
-MODULES |= {"RoundedLatentLinear": latent, "RoundedLinear": rounded, "ValueLinear": ValueLinear, "Absent": Absent, "Constant": Constant}
+MODULES |= {"RoundedLatentLinear": latent, "ValueLinear": ValueLinear, "Absent": Absent, "Constant": Constant}
 
 
 # The model: transformers' own architecture, in which the modules above replace linear layers.
