@@ -172,6 +172,8 @@ class _Caching:
     def __call__(self, attention: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         seconds, roundings = _second_factors(attention), roundings_of(attention)
         if any(roundings):
+            if isinstance(attention.config, _Attending):  # of a call that failed
+                attention.config = attention.config.config
             _check_attends(attention)
             attention.config = _Attending(attention.config)
         positions = named.get("position_ids", getattr(self.rotary, "noted", None))  # not all layers hand them on
