@@ -160,6 +160,11 @@ class ModelRuns:
     def layers(self) -> int:
         return len(self._states)
 
+    @property
+    def length(self) -> int:
+        """Tokens of the longest window that is kept."""
+        return max(hidden.shape[1] for hidden in self._states[0])
+
     def divergence(self, modules: Mapping[str, nn.Module]) -> float:
         """The mean Kullback-Leibler divergence of what the model predicts with these modules in it, nats a token.
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from gac.core.arrays import Floats
+from gac.core.errors import TextError
 from gac.forms.kv_bits import LEAST, MOST, KVBits
 from gac.forms.latent.torch import anchored
-from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm
+from gac.forms.tensors import Fit, ModelRuns, SiteBuild, Statistics, TensorForm
 from gac.models.sites import Weight
 
 MEASURED = (2, 3, 4)
@@ -33,11 +34,15 @@ class KVBitsTensors(TensorForm):
     form: KVBits
 
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
-        for weight in filter(self.form.applies_to, weights):
-            yield Fit(weight, self._measured(statistics, weight))
-
-    def _measured(self, statistics: Statistics, weight: Weight) -> Floats:
         assert (runs := statistics.runs) is not None, f"{self.form.name} is measured by running the model"
+        if runs.length <= (exact := self.form.cache.exact_tokens):
+            problem = f"form {self.form.name} with calibration text of at most {runs.length} tokens at a time"
+            remedy = f"Ask for longer windows, such as wiki-sample:64x1024; the last {exact} tokens are not rounded."
+            raise TextError(problem, f"windows of more than {exact} tokens", remedy)
+        for weight in filter(self.form.applies_to, weights):
+            yield Fit(weight, self._measured(statistics, runs, weight))
+
+    def _measured(self, statistics: Statistics, runs: ModelRuns, weight: Weight) -> Floats:
         build = SiteBuild([weight], statistics)
 
         def lost(bits: int) -> float:
