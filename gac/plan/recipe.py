@@ -112,7 +112,8 @@ class Space:
             MLP, at widths from 3/4 to 1/4 of its neurons; ``narrow_pair:N`` at N of them), ``heads`` (fewer KV heads,
             each with its query heads), ``skip`` (attentions and MLPs left out), ``latent`` (keys and values of groups
             of 4 heads as latents, in the KV cache too; ``latent:N`` of N; ``latent:int8``, ``latent:N:int4`` and so on
-            quantise the latents to 8 or 4 bits), ``kv_bits`` (keys and values in 2 to 8 bits in the KV cache). Between two forms that tie in every limited cost, the first wins.
+            quantise the latents to 8 or 4 bits), ``kv_bits`` (keys and values in 2 to 8 bits in the KV cache). Between
+            two forms that tie in every limited cost, the first wins.
             ``Recipe.of`` takes ``low_rank`` and ``narrow`` by default, and adds ``skip`` where a latency below the
             dense model's is asked for with the method ``kfac``.
         schemes: number formats of weights; ``bf16`` is 16 bits a number, as loaded.

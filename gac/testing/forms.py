@@ -180,7 +180,10 @@ def _check_model(form: Form, run: CalibrationRun, sites: Sequence[Site], fits: M
             linear = nn.Linear(weight.in_features, weight.out_features, bias="bias" in tensors)
             linear.load_state_dict(tensors)
             dense.set_submodule(weight.name, linear)
-    difference, tolerance = float((_logits(form, smaller) - _logits(form, dense)).abs().max()), _near(form, half, before)
+    difference, tolerance = (
+        float((_logits(form, smaller) - _logits(form, dense)).abs().max()),
+        _near(form, half, before),
+    )
     assert difference < tolerance, (
         f"{form.name} at half the dim: logits differ by up to {difference:.2g} from those of merged weights"
     )

@@ -63,7 +63,7 @@ def test_what_is_saved_runs_with_the_cache_of_the_plan(small: Small, tmp_path: P
 
 
 def test_what_cannot_be_is_refused(small: Small) -> None:
-    with pytest.raises(TextError, match="form kv_bits with calibration text of at most 64 tokens .* of more than 192"):
+    with pytest.raises(TextError, match=r"form kv_bits with calibration text of at most 64 tokens .* of more than 192"):
         small.allocate(1.0, forms=FORMS[:1], kv_cache=0.4)
     with pytest.raises(BudgetError, match="the smallest that forms kv_bits can reach"):
         allocated(small, 0.1, FORMS[0])

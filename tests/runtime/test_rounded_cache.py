@@ -205,7 +205,7 @@ def test_the_cache_has_the_bytes_of_the_plan(llama: Any) -> None:
 
 
 def test_caches_and_attentions_that_cannot_are_refused(llama: Any, make_plan: MakePlan) -> None:
-    with pytest.raises(ValueError, match="layer 0 of the cache is a StaticLayer .*; expected an empty DynamicLayer"):
+    with pytest.raises(ValueError, match=r"layer 0 of the cache is a StaticLayer .*; expected an empty DynamicLayer"):
         read_in(llama, (), StaticCache(llama.config, max_cache_len=TOKENS))
     filled = DynamicCache(config=llama.config)
     small = small_model(small_config("llama", max_position_embeddings=1024)).double()

@@ -34,7 +34,8 @@ class KVBitsTensors(TensorForm):
     form: KVBits
 
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
-        assert (runs := statistics.runs) is not None, f"{self.form.name} is measured by running the model"
+        runs = statistics.runs
+        assert runs is not None, f"{self.form.name} is measured by running the model"
         if runs.length <= (exact := self.form.cache.exact_tokens):
             problem = f"form {self.form.name} with calibration text of at most {runs.length} tokens at a time"
             remedy = f"Ask for longer windows, such as wiki-sample:64x1024; the last {exact} tokens are not rounded."

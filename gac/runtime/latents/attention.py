@@ -203,7 +203,9 @@ class _LatentCache:
         """Keep the latents of new tokens; hand on what is attended to: these, or latents of all tokens."""
         new = [_to_cache(second, states) for second, states in zip(self.seconds, (keys, values), strict=True)]
         dtypes = [item.dtype for item in new]
-        if torch.int16 in dtypes and not any(self.roundings):  # both are words then: caches of some versions of transformers have one dtype
+        if torch.int16 in dtypes and not any(
+            self.roundings
+        ):  # both are words then: caches of some versions of transformers have one dtype
             new = [item.view(torch.int16) for item in new]
         self._check(layer, new)
         rotary, positions = self._rotation(layer, new[0])
@@ -316,7 +318,9 @@ def _attend(
 def _check_attends(attention: Any) -> None:
     name = attention.config._attn_implementation
     if name not in ("sdpa", "eager"):
-        raise ValueError(f"attention {name} over keys and values of few bits; expected sdpa or eager. Set one of these.")
+        raise ValueError(
+            f"attention {name} over keys and values of few bits; expected sdpa or eager. Set one of these."
+        )
     if getattr(attention, "sliding_window", None):
         value = f"a sliding window of {attention.sliding_window} tokens over keys and values of few bits"
         raise ValueError(f"{value}; expected attention over all tokens. Leave the form kv_bits out.")

@@ -37,6 +37,8 @@ def decode(
     if reason is not None:
         warn_slow_path_once(query, reason, "latents are multiplied out in plain PyTorch at every token")
         return None
+    assert not isinstance(latents.keys, Parts)
+    assert not isinstance(latents.values, Parts)
     inputs: dict[str, Any] = dict.fromkeys(("frequencies", "turns", "positions"))
     for name, second, item in zip("kv", seconds, (latents.keys, latents.values), strict=True):
         inputs[f"{name}_factor"] = None if second is None else second.weight

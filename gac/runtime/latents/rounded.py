@@ -49,10 +49,11 @@ class Rounding:
         """What was packed, rounded, float32."""
         lines, length = self._lines(channels)
         size = group_words(length, self.bits)
-        packed, scales = words.split([lines * size, 2 * lines], -1)
+        packed, scales = torch.split(words, [lines * size, 2 * lines], -1)
         numbers = unpack(packed.reshape(-1, size).contiguous().view(torch.uint8), self.bits, length)
         scales = scales.contiguous().view(torch.bfloat16).float().view(*words.shape[:2], lines, 2)
-        return self._values(numbers.view(*words.shape[:2], lines, length).float(), *scales.split(1, -1), channels)
+        numbers = numbers.view(*words.shape[:2], lines, length).float()
+        return self._values(numbers, scales[..., :1], scales[..., 1:], channels)
 
     def _lines(self, channels: int) -> tuple[int, int]:
         """Rows of numbers with one step that a block has, and their length."""
@@ -63,7 +64,7 @@ class Rounding:
 
     def _numbers(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Whole numbers ``(batch, blocks, rows, length)``, and the middle and the step of each row."""
-        blocks = x.float().unflatten(1, (-1, BLOCK))
+        blocks = x.float().reshape(len(x), -1, BLOCK, x.shape[-1])
         blocks = blocks.mT if self.keys else blocks.reshape(*blocks.shape[:2], *self._lines(x.shape[-1]))
         least, most = blocks.aminmax(dim=-1, keepdim=True)
         middle, step = ((least + most) / 2).bfloat16().float(), ((most - least) / self._top).bfloat16().float()
@@ -85,7 +86,8 @@ def pack(numbers: Tensor, bits: int) -> Tensor:
     places = torch.arange(WORD, dtype=torch.int32, device=numbers.device)
     string = (numbers.to(torch.int32)[..., None] >> places[:bits] & 1).flatten(-2)
     string = functional.pad(string, (0, group_words(numbers.shape[-1], bits) * WORD - string.shape[-1]))
-    return (string.unflatten(-1, (-1, WORD)) << places).sum(-1).to(torch.int16)
+    words: Tensor = (string.view(*string.shape[:-1], -1, WORD) << places).sum(-1)
+    return words.to(torch.int16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +106,7 @@ class Parts:
         return torch.cat((self.old, self.exact), -2) if self.old.shape[-2] else self.exact
 
 
-class RoundedLayer(DynamicLayer):  # type: ignore[misc]
+class RoundedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """A cache layer whose keys or values are rounded once they are old; ``None`` in place of one: it stays as it is.
 
     ``keys`` and ``values`` are those of the last tokens, and of all where they stay; ``old`` are the words of the rest.
@@ -114,7 +116,7 @@ class RoundedLayer(DynamicLayer):  # type: ignore[misc]
     _layer_type = None
 
     def __init__(self, roundings: Sequence[Rounding | None] = (None, None)) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.roundings, self.old = tuple(roundings), [torch.empty(0, 0, 0, dtype=torch.int16)] * 2
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> Any:
@@ -128,7 +130,8 @@ class RoundedLayer(DynamicLayer):  # type: ignore[misc]
         return read
 
     def _read(self, *states: Tensor) -> tuple[Tensor | Parts, ...]:
-        stored = [torch.cat((kept, new), -2) for kept, new in zip((self.keys, self.values), states, strict=True)]
+        kept: Any = (self.keys, self.values)
+        stored = [torch.cat(both, -2) for both in zip(kept, states, strict=True)]
         self.keys, self.values = stored
         return tuple(
             exact if rounding is None else Parts(self._unpacked(index, exact), exact)
@@ -147,6 +150,7 @@ class RoundedLayer(DynamicLayer):  # type: ignore[misc]
         old, rounding = self.old[index], self.roundings[index]
         if not old.shape[1]:
             return like[..., :0, :]
+        assert rounding is not None
         return rounding.unpacked(old.to(like.device), like.shape[-1]).to(like.dtype).unsqueeze(1)
 
     def _round(self) -> None:
@@ -163,7 +167,7 @@ class RoundedLayer(DynamicLayer):  # type: ignore[misc]
         if not self.is_initialized:
             return 0
         index = 0 if self.roundings[0] is not None else 1
-        exact = (self.keys, self.values)[index]
+        exact: Any = (self.keys, self.values)[index]
         return int(exact.shape[-2]) + self.old[index].shape[1] * BLOCK
 
     def crop(self, length: int) -> None:
@@ -199,7 +203,7 @@ class RoundedLayer(DynamicLayer):  # type: ignore[misc]
             self._select(lambda states: states[indices, ...])
 
     def offload(self) -> None:
-        super().offload()
+        super().offload()  # type: ignore[no-untyped-call]
         self.old = [words.to("cpu", non_blocking=True) for words in self.old]
 
     def _select(self, rows: Any) -> None:
@@ -217,8 +221,8 @@ def attend_rounded(
 ) -> tuple[Tensor, None]:
     """Attend over keys and values ``(batch, heads, tokens, length)``, some queries at a time.
 
-    ``attend`` is the model's own attention, ``query (batch, query heads, tokens, length)`` and ``mask (batch, 1, tokens,
-    all tokens)`` are what it takes.
+    ``attend`` is the model's own attention, ``query (batch, query heads, tokens, length)`` and ``mask (batch, 1,
+    tokens, all tokens)`` are what it takes.
     """
     exact = [item.joined if isinstance(item, Parts) else item for item in states]  # but for what was rounded before
     tokens, count = exact[0].shape[-2], query.shape[-2]
@@ -241,7 +245,8 @@ def attend_rounded(
             part = mask[..., start - begin : stop - begin, :][..., columns]
             part = part.masked_fill(~visible, torch.finfo(part.dtype).min)
         keys, values = (
-            torch.cat((before[..., :high, :], now[..., low:stop, :]), -2) for before, now in zip(old, exact, strict=True)
+            torch.cat((before[..., :high, :], now[..., low:stop, :]), -2)
+            for before, now in zip(old, exact, strict=True)
         )
         output, _ = attend(attention, query[..., start - begin : stop - begin, :], keys, values, part, **options)
         mixed.append(output)
@@ -262,5 +267,6 @@ def _with_old(states: Tensor | Parts, rounding: Rounding | None, count: int) -> 
     new = exact[..., : count - old.shape[-2], :]
     if not new.shape[-2]:
         return old
-    flat = rounding.rounded(new.transpose(1, 2).flatten(2)).unflatten(-1, (new.shape[1], -1)).transpose(1, 2)
+    by_token = new.transpose(1, 2)
+    flat = rounding.rounded(by_token.flatten(2)).view(by_token.shape).transpose(1, 2)
     return torch.cat((old, flat), -2)

@@ -163,7 +163,12 @@ class StoredBlocks(StoredLinear):
         return multiply_blocks(x, self.values(x.dtype), self.bias)
 
 
-_STORED: dict[type, Any] = {nn.Linear: StoredLinear, RoundedLinear: StoredLinear, ValueLinear: StoredValues, BlockLinear: StoredBlocks}
+_STORED: dict[type, Any] = {
+    nn.Linear: StoredLinear,
+    RoundedLinear: StoredLinear,
+    ValueLinear: StoredValues,
+    BlockLinear: StoredBlocks,
+}
 
 
 def is_matrix(module: nn.Module) -> bool:
