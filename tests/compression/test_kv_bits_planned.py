@@ -19,9 +19,9 @@ from tests.small_pipeline import Small
 FORMS = ("kv_bits", "latent:1", "latent:1:int8", "latent:1:int4", "head_dim")
 
 
-def allocated(small: Small, kv_cache: float, *forms: str) -> Plan:
+def allocated(small: Small, kv_cache: float, *forms: str, refit: str = "none") -> Plan:
     text = f"{small.text}:6x256"
-    return small.allocate(1.0, forms=forms, kv_cache=kv_cache, align=False, refit="none", calibration=text)
+    return small.allocate(1.0, forms=forms, kv_cache=kv_cache, align=False, refit=refit, calibration=text)
 
 
 def test_prices_fall_as_the_square_of_the_step() -> None:
@@ -44,7 +44,7 @@ def test_all_forms_at_once_lose_no_more_than_each_alone(small: Small, kv_cache: 
 
 
 def test_what_is_saved_runs_with_the_cache_of_the_plan(small: Small, tmp_path: Path) -> None:
-    plan = allocated(small, 0.4, FORMS[0])
+    plan = allocated(small, 0.4, FORMS[0], refit="residual")
     bits = {one.name: one.dim for one in plan.weights if one.changed}
     assert {one.form for one in plan.weights if one.changed} == {"kv_bits"}
     ids = torch.arange(300).remainder(200)[None]
