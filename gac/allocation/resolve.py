@@ -106,7 +106,7 @@ def resolve(
     space = replace(space, forms=without_misfits(targeted, space.forms))
     recipe = replace(recipe, space=space)
     check_forms_fit(targeted, space.forms, config.model_type)
-    _check_whole_attention(space.forms, config)
+    _check_whole_attention(space.forms, config, run.tensor_parallel)
     if recipe.measure.shots == 2:
         check_shots(recipe, method, targeted, config.model_type)
     adds_to_residual = any(weight.to_residual for site in targeted for weight in site.weights)
@@ -122,9 +122,14 @@ def resolve(
     return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used, steps)
 
 
-def _check_whole_attention(forms: Sequence[str], config: Any) -> None:
-    """Refuse a form that keeps the last tokens as they are for a model with windows, whose caches drop old tokens."""
+def _check_whole_attention(forms: Sequence[str], config: Any, gpus: int) -> None:
+    """Refuse a form that keeps the last tokens as they are: for windows, whose caches drop tokens, and several GPUs."""
     form = next((name for name in forms if form_named(name).cache.exact_tokens), None)
+    if form is not None and gpus > 1:
+        problem = f"form {form} with tensor_parallel={gpus}"
+        raise PlanError(
+            problem, "one GPU: no process rounds a part of the heads", "Leave the form out, or name latent."
+        )
     if form is not None and (layers := sliding_layers(config)):
         problem = f"form {form} for a {config.model_type} model with sliding windows in {len(layers)} layers"
         raise PlanError(problem, "a model whose layers all attend to all tokens", "Leave it out, or name latent.")

@@ -70,8 +70,10 @@ def test_what_cannot_be_is_refused(small: Small) -> None:
     config = small_config("mistral", sliding_window=8)
     with pytest.raises(PlanError, match="form kv_bits for a mistral model with sliding windows in 2 layers"):
         small.allocate(1.0, small_model(config), forms=FORMS[:1], kv_cache=0.4)
-    with pytest.raises(PlanError, match="kv_bits"):
+    with pytest.raises(PlanError, match="form kv_bits for engine vllm; expected the forms"):
         small.allocate(1.0, forms=FORMS[:1], kv_cache=0.4, engine="vllm")
+    with pytest.raises(PlanError, match="form kv_bits with tensor_parallel=2; expected one GPU"):
+        small.allocate(1.0, forms=FORMS[:1], kv_cache=0.4, tensor_parallel=2)
     sites = family_of(small_config("gpt2")).sites(small_config("gpt2"))
     with pytest.raises(PlanError, match="form kv_bits, which fits no weight of a gpt2 model"):
         check_forms_fit(sites, FORMS[:1], "gpt2")
