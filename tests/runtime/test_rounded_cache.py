@@ -212,6 +212,8 @@ def test_caches_and_attentions_that_cannot_are_refused(llama: Any, make_plan: Ma
     read_in(small, (), filled)
     with pytest.raises(ValueError, match=f"is a DynamicLayer with {TOKENS} tokens; expected an empty DynamicLayer"):
         llama(IDS[:, :1], past_key_values=filled, use_cache=True)
-    llama.set_attn_implementation("flex_attention")
-    with pytest.raises(ValueError, match="attention flex_attention over keys and values of few bits; expected sdpa"):
+    AttentionInterface.register("other", reference)
+    AttentionMaskInterface.register("other", eager_mask)
+    llama.set_attn_implementation("other")
+    with pytest.raises(ValueError, match="attention other over keys and values of few bits; expected sdpa"):
         alone(llama)
