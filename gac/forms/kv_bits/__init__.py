@@ -17,7 +17,7 @@ class RoundedCache(KVCache):
 
     def numbers(self, weight: Weight, dim: int) -> int:
         """Of a block of tokens, for each of them, rounded up; scales too."""
-        return -(-block_words(weight.out_features, dim, keys=weight.scores) // BLOCK)
+        return -(-block_words(weight.out_features, dim, keys=not weight.name.endswith("v_proj")) // BLOCK)
 
     def bits_at(self, dim: int) -> int:
         return dim

@@ -1,4 +1,4 @@
-"""What keys and values of few bits lose, by runs of the model.
+"""Losses of keys and values of few bits, by runs of the model.
 
 The model is run with one weight's outputs rounded at a time, in 2, 3 and 4 bits. With more bits the loss falls as the
 square of the step does: by a factor of about 4 for each.
@@ -24,7 +24,7 @@ LEAST_LOSS = 1e-9
 
 
 def price_of(loss: float) -> Floats:
-    """What 0 to ``MOST`` bits lose if ``LEAST`` lose so much: as the square of the step."""
+    """Losses of 0 to ``MOST`` bits if ``LEAST`` lose so much: as the square of the step."""
     steps = 1 / np.maximum(2.0 ** np.arange(MOST + 1) - 1, 0.5)
     prices: Floats = loss * (steps / steps[LEAST]) ** 2
     return prices

@@ -40,13 +40,13 @@ class Rounding:
         return x + (result - x.detach()) if torch.is_grad_enabled() and x.requires_grad else result
 
     def packed(self, x: Tensor) -> Tensor:
-        """What a cache keeps of x: int16 words ``(batch, blocks, words)``."""
+        """Pack x as a cache keeps it: int16 words ``(batch, blocks, words)``."""
         numbers, middle, step = self._numbers(x)
         scales = torch.cat((middle, step), -1).to(torch.bfloat16).view(torch.int16)
         return torch.cat([pack(numbers, self.bits).flatten(2), scales.flatten(2)], -1)
 
     def unpacked(self, words: Tensor, channels: int) -> Tensor:
-        """What was packed, rounded, float32."""
+        """Unpack the rounded numbers, float32 ``(batch, tokens, channels)``."""
         lines, length = self._lines(channels)
         size = group_words(length, self.bits)
         packed, scales = torch.split(words, [lines * size, 2 * lines], -1)
