@@ -126,7 +126,8 @@ class Timing:
             return np.ones(len(dims), np.bool_)
         after = fused and form.latency.gemm_after_fused(weight, 1, 1) is not None
         axis = _IN if after else form.latency.axis(weight)
-        assert axis is not None
+        if axis is None:  # the dim changes no GEMM
+            return np.ones(len(dims), np.bool_)
         sizes = dims if after else _at_each(form.size, weight, dims)
         sound: NDArray[np.bool_] = np.ones(len(sizes), np.bool_)
         for rows in [workload.rows for workload in self.workloads] or [1]:

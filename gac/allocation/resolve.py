@@ -23,6 +23,7 @@ from gac.forms import DEFAULT_FORMS, FORMS, Form, form_named
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit, fuse_sites, targeted_sites, without_misfits
 from gac.forms.tensor_parallel import check_splits
+from gac.models.attentions import sliding_layers
 from gac.models.families import family_of
 from gac.models.sites import Site
 from gac.plan.costs import ns_of
@@ -110,6 +111,7 @@ def resolve(
     if space.same_count and not any(weight.is_routed for site in targeted for weight in site.weights):
         problem = f"same_count with forms {_listed(space)} for a {config.model_type} model"
         raise PlanError(problem, "the form experts, of which it says that layers keep as many", "Leave it out.")
+    _check_whole_attention(space.forms, config, run.tensor_parallel)
     if recipe.measure.shots == 2:
         check_shots(recipe, method, targeted, config.model_type)
     adds_to_residual = any(weight.to_residual for site in targeted for weight in site.weights)
@@ -123,6 +125,19 @@ def resolve(
     check_reachable(sites, resolved, profile, steps, others)
     profile_used = replace(profile_used, note=profile_used.note + _lacking(sites, profile, resolved))
     return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used, steps)
+
+
+def _check_whole_attention(forms: Sequence[str], config: Any, gpus: int) -> None:
+    """Refuse a form that keeps the last tokens as they are: for windows, whose caches drop tokens, and several GPUs."""
+    form = next((name for name in forms if form_named(name).cache.exact_tokens), None)
+    if form is not None and gpus > 1:
+        problem = f"form {form} with tensor_parallel={gpus}"
+        raise PlanError(
+            problem, "one GPU: no process rounds a part of the heads", "Leave the form out, or name latent."
+        )
+    if form is not None and (layers := sliding_layers(config)):
+        problem = f"form {form} for a {config.model_type} model with sliding windows in {len(layers)} layers"
+        raise PlanError(problem, "a model whose layers all attend to all tokens", "Leave it out, or name latent.")
 
 
 def without_needless_runs(resolved: ResolvedRecipe, profile: Profile) -> ResolvedRecipe:

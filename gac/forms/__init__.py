@@ -18,6 +18,7 @@ FORMS: Registry[Form] = Registry(
         "head_dim": "gac.forms.head_dim:HeadDim",
         "narrow_pair": "gac.forms.narrow_pair:NarrowPair",
         "latent": "gac.forms.latent:Latent",
+        "kv_bits": "gac.forms.kv_bits:KVBits",
         "heads": "gac.forms.heads:HeadGroups",
         "skip": "gac.forms.skip:Skip",
         "experts": "gac.forms.experts:Experts",

@@ -127,11 +127,13 @@ class KVCache:
     """The numbers that the KV cache stores for a weight in a form, and the attention over them.
 
     Attributes:
-        bits: of a quantised number; None: numbers have the dtype of the model. A form that quantises them loses
-            something at its full dim too.
+        bits: of a quantised number, at the full dim; None: numbers have the dtype of the model. A form that quantises
+            them loses something at its full dim too.
+        exact_tokens: the last tokens of which a cache keeps all numbers as they are, and which are not counted.
     """
 
     bits: int | None = None
+    exact_tokens: ClassVar[int] = 0
 
     def __init__(self, form: "Form") -> None:
         self.form = form
@@ -142,6 +144,9 @@ class KVCache:
             return weight.cached_numbers
         full = self.form.size(weight, self.form.full(weight))
         return weight.cached_numbers * self.form.size(weight, dim) // full
+
+    def bits_at(self, dim: int) -> int | None:
+        return self.bits
 
     def attention(self, weight: Weight, dim: int, texts: int, context: int) -> Operation:
         return attend(texts, weight.query_heads, weight.heads, context, weight.out_features // weight.heads)
@@ -165,7 +170,7 @@ class Form(ABC):
         is_dense: it leaves the weight as it is.
         min_dim: the smallest dim.
         step: dims are multiples of it where they are to be aligned, whatever the weight's own GEMM would take.
-        dim_counts_units: the dim counts heads or blocks, whose features are many and aligned: then any dim is.
+        dim_counts_units: the dim counts heads or blocks, whose features are many and aligned, or bits: then any dim is.
         rule_resource: what a peer's rule distributes over the weights that it gives this form; None: no rule gives it.
         parent_form_name: the form that shortens its weights and those that they meet before it, so that it replaces
             them in a site which that form takes together; its curves are the loss beyond that form's.

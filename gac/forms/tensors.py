@@ -31,6 +31,10 @@ class ModelRuns(Protocol):
     def layers(self) -> int:
         """Number of layers of the model."""
 
+    @property
+    def length(self) -> int:
+        """Tokens of the longest text."""
+
     def divergence(self, modules: Mapping[str, nn.Module]) -> float:
         """Loss with these modules in place of those of the same names, nats a token."""
 

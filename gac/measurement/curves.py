@@ -401,10 +401,11 @@ def _runs_by_part(run: CalibrationRun, weights: Layers) -> _RunsByPart:
         return ModelRuns(run.model, decoder_layers(run.model, weights), windows, [*chain(*weights.values())], held_out)
 
     def runs_of(part: _Part) -> ModelRuns | None:
-        if any(form.loss.needs_forward_runs for form in part.forms):
-            return runs_on(False)
-        anchors = run.method.two_sided and any(form.loss.anchors for form in part.forms)
-        return runs_on(True) if anchors and run.held_out else None
+        needs_runs = any(form.loss.needs_forward_runs for form in part.forms)
+        anchors = (needs_runs or run.method.two_sided) and any(form.loss.anchors for form in part.forms)
+        if anchors and run.held_out:
+            return runs_on(True)
+        return runs_on(False) if needs_runs else None
 
     return runs_of
 

@@ -71,6 +71,7 @@ def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: 
     forms = [*map(form_named, recipe.space.forms)]
     by_form = {form.name: shares.run[refit] for form in forms if form.loss.needs_forward_runs}
     by_form |= {name: WHOLE[refit] for form, whole_model in curves.wholes.items() for name in (form, whole_model.form)}
+    by_form |= {form.name: 1.0 for form in forms if form.cache.exact_tokens}  # no refit makes up for that rounding
     rounds = any(scheme_named(name).lossy for name in recipe.space.schemes)
     by_key = {}
     for (form, scheme, name), curve in curves.by_key.items():

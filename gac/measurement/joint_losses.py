@@ -54,7 +54,8 @@ def with_joint_losses(
                     on_text[changes[0]] = float(loss)
         if form.loss.anchors and run.method.two_sided and run.held_out:
             measure = partial(_measure_whole_model, run, weights, form, curves, artifacts)
-            stored = run.stored(f"whole-{run.method.name}-{ATTENDED}-{form.name}", measure)
+            name = f"{ATTENDED}-{form.name}" if form.loss.uses_attention_curvature else form.name
+            stored = run.stored(f"whole-{run.method.name}-{name}", measure)
             whole_model = WholeModelLoss(form.name, tuple(stored["summed"].tolist()), tuple(stored["lost"].tolist()))
             variants = [each for each in forms if (each.base_form or each).name == form.name]
             wholes |= {variant.name: whole_model for variant in variants if whole_model.summed}

@@ -29,6 +29,7 @@ from gac.models.layer_stack import LayerStack
 from gac.models.linears import read_weight
 from gac.models.modules import frozen, listening, run_window, swapped
 from gac.models.sites import Weight
+from gac.runtime.latents.attention import rounding_caches
 
 TOKENS = 4096
 """Tokens that tell a divergence well enough, in whole windows."""
@@ -159,6 +160,11 @@ class ModelRuns:
     def layers(self) -> int:
         return len(self._states)
 
+    @property
+    def length(self) -> int:
+        """Tokens of the longest window that is kept."""
+        return max(hidden.shape[1] for hidden in self._states[0])
+
     def divergence(self, modules: Mapping[str, nn.Module]) -> float:
         """The mean Kullback-Leibler divergence of what the model predicts with these modules in it, nats a token.
 
@@ -184,7 +190,7 @@ class ModelRuns:
     def measured(self, modules: Mapping[str, nn.Module]) -> Tensor:
         """Of each window that is kept the divergence and by how much its text is less likely, ``(windows, 2)``."""
         lowest = min(self._layer_of[self.model.get_submodule(name)] for name in modules)
-        with frozen(self.model), torch.no_grad(), swapped(self.model, modules):
+        with frozen(self.model), torch.no_grad(), swapped(self.model, modules), rounding_caches(self.model):
             by_window = torch.stack([self._changed(window, lowest) for window in range(len(self._windows))])
         mean, names = by_window[:, 0].mean(), ", ".join(modules)
         check_measured(mean, f"the divergence without {names} is {mean.item()}", "a finite one")

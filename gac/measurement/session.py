@@ -302,6 +302,8 @@ def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
             f"the weights, compressed to {FIRST_KEPT:g}"
         )
     for form in (form for form in map(form_named, recipe.space.forms) if form.loss.needs_forward_runs):
+        if form.loss.anchors:
+            continue
         dims = [form.full(weight) - form.min_dim for weight in weights if form.shortens(weight) == "in"]
         runs = sum(dims) + (0 if form.min_dim else comb(min(len(dims), MOST), 2))
         others = [f"--form {name}" for name in recipe.space.forms if name != form.name]

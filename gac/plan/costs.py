@@ -89,7 +89,7 @@ _COSTS = (
         limit="kv_cache",
         unit="numbers a token",
         label="KV cache",
-        help="Allowed fraction of the dense KV cache; needs --form latent or head_dim.",
+        help="Allowed fraction of the dense KV cache; needs --form kv_bits, latent or head_dim.",
         of_choice=lambda form, scheme, weight, dim: form.cache.numbers(weight, dim),
         on_gpu=lambda form, scheme, weight, dim, gpus: form.cache.numbers(weight, dim) // weight.parts(gpus),
     ),

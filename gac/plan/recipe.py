@@ -112,7 +112,8 @@ class Space:
             MLP, at widths from 3/4 to 1/4 of its neurons; ``narrow_pair:N`` at N of them), ``heads`` (fewer KV heads,
             each with its query heads), ``skip`` (attentions and MLPs left out), ``latent`` (keys and values of groups
             of 4 heads as latents, in the KV cache too; ``latent:N`` of N; ``latent:int8``, ``latent:N:int4`` and so on
-            quantise the latents to 8 or 4 bits). Between two forms that tie in every limited cost, the first wins.
+            quantise the latents to 8 or 4 bits), ``kv_bits`` (keys and values in 2 to 8 bits in the KV cache). Between
+            two forms that tie in every limited cost, the first wins.
             ``Recipe.of`` takes ``low_rank`` and ``narrow`` by default, and adds ``skip`` where a latency below the
             dense model's is asked for with the method ``kfac``.
         schemes: number formats of weights; ``bf16`` is 16 bits a number, as loaded.
@@ -210,8 +211,8 @@ class Limits:
         params: kept fraction of the parameters, in (0, 1]; 0.8 by default, 1 where ``memory`` is given. The rules
             ``loss`` and ``importance`` never exceed it (``plan.budget.over`` says by how much another rule did).
         memory: kept fraction of the bytes, in (0, 1].
-        kv_cache: kept fraction of the KV cache, in (0, 1]; needs a form that makes it smaller (``latent``,
-            ``head_dim``).
+        kv_cache: kept fraction of the KV cache, in (0, 1]; needs a form that makes it smaller (``kv_bits``,
+            ``latent``, ``head_dim``).
         latency: allowed fraction of the latency, by workload; {} limits none. None: with the rule ``loss`` no workload
             may be slower than the dense model, where the profile holds that workload's latency.
     """

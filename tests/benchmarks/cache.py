@@ -1,12 +1,15 @@
-"""Perplexity over dense with a smaller KV cache, predicted and measured: latents in 16 and 8 bits, and what peers do.
+"""Perplexity over dense with a smaller KV cache, predicted and measured: latents, few bits, and what peers do.
 
     python tests/benchmarks/cache.py --output cache.json
+    python tests/benchmarks/cache.py --ways kv_bits latent:int8+int4 all --caches 0.62 0.5 0.35 --output cache-few.json
     python tests/benchmarks/cache.py --model gemma3-270m --lengths 1024 --output cache-gemma.json
 
 Each way at each share of the dense cache (``--caches``); every model is measured on windows of each length.
 
 - ``latent``: GAC's plan in the form ``latent``, no other weight changed. ``latent:int8``: in 8 bits, at half of each
   share. ``latent:int8+int4``: in 8 or 4 bits, as is best for each weight, at half of each share.
+- ``kv_bits``: keys and values in 2 to 8 bits, as is best for each weight, at half of each share. ``all``: these beside
+  latents in 8 and 4 bits, at half of each share. Neither counts the last tokens, which stay exact.
 - ``head_dim``: GAC's plan with shorter values. Below a little over 0.5 there is none.
 - ``palu``: PaLU's own allocation and groups, ranks in multiples of 32.
 - ``kivi``: KIVI's rounding (arXiv 2402.02750) of the dense model's cache to ``--kivi`` bits, as in its paper: keys by
@@ -33,8 +36,13 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 import gac
 from tests.benchmarks.harness import OF_ONE_TEXT, Study, markdown, options
 
-WAYS = ("latent", "latent:int8", "latent:int8+int4", "palu", "head_dim", "kivi")
-ROUNDED = {"latent:int8": ("latent:int8",), "latent:int8+int4": ("latent:int8", "latent:int4")}
+WAYS = ("latent", "latent:int8", "latent:int8+int4", "kv_bits", "all", "palu", "head_dim", "kivi")
+ROUNDED = {
+    "latent:int8": ("latent:int8",),
+    "latent:int8+int4": ("latent:int8", "latent:int4"),
+    "kv_bits": ("kv_bits",),
+    "all": ("kv_bits", "latent:int8", "latent:int4"),
+}
 """Forms of ways that have half of each share."""
 PALU = "fisher:nearest32"
 GROUP = 32

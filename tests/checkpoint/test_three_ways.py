@@ -99,6 +99,13 @@ def latents(make_plan: MakePlan) -> Any:
     return compressed(small_model(config), make_plan, changes)
 
 
+def few_bits(make_plan: MakePlan) -> Any:
+    config = small_config("llama")
+    cached = [weight.name for weight in weights_of(config) if weight.cached]
+    forms = (("kv_bits", 4), ("kv_bits", 3), ("latent:1:int8", 8), ("kv_bits", 8))
+    return compressed(small_model(config), make_plan, dict(zip(cached, forms, strict=True)))
+
+
 def with_head(model_type: str, make_plan: MakePlan) -> Any:
     config = small_config(model_type)
     config.dtype = torch.bfloat16
@@ -110,6 +117,7 @@ MODELS: Mapping[str, Callable[..., Any]] = {
     "Conv1D": partial(small_compressed, "gpt2"),
     "every form and storage": partial(stored_model, "olmo2"),  # skipped blocks and fewer heads, too
     "latents in 16, 8 and 4 bits": latents,
+    "few bits in the cache": few_bits,
     "tied head": partial(with_head, "gemma3_text"),
 }
 

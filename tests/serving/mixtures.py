@@ -15,9 +15,9 @@ from gac.forms.planned_sites import targeted_sites
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.runtime.modules import resized
-from gac.runtime.vllm.check import FEWER_EXPERTS
 from gac.runtime.storage.experts import rounded
 from gac.runtime.storage.modules import stored_modules
+from gac.runtime.vllm.check import FEWER_EXPERTS
 from gac.schemes import Scheme, scheme_named
 from gac.schemes.base import storage_of
 from tests.changed import edited, with_measured

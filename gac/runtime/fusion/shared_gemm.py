@@ -179,6 +179,7 @@ class FusedMember(nn.Module):
             self.fused = fused
         self.second = weight.second if isinstance(weight, LowRankLinear) else None
         self.in_features, self.out_features = weight.in_features, weight.out_features
+        self.cache_bits = getattr(weight, "cache_bits", None)
         self._index, self._part = index, fused.parts[index]
         self._biased = first_of(weight).bias is not None
         self._length = weight.length if isinstance(weight, ValueLinear) else None

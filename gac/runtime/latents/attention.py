@@ -10,13 +10,15 @@ answered here, and ``attend_latents`` is where it then attends.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gac.runtime.contract import CACHES
@@ -25,6 +27,7 @@ from gac.runtime.latents.decode import decode
 from gac.runtime.latents.positions import QUANTIZED, Positions, update_positions
 from gac.runtime.latents.quantise import QuantisedLatents, pack_latents
 from gac.runtime.latents.rotation import Latents, Rotary
+from gac.runtime.latents.rounded import Parts, RoundedLayer, Rounding, attend_rounded
 from gac.runtime.modules import BlockLinear
 from gac.runtime.storage.modules import StoredBlocks
 
@@ -53,21 +56,34 @@ def attend_latents(
     if (mixed := decode(attention, seconds, query, latents, mask, options)) is not None:
         return mixed, None
     keys, values = (
-        item if isinstance(item, Tensor) else item.values(query.dtype) for item in (latents.keys, latents.values)
+        item if isinstance(item, Tensor | Parts) else item.values(query.dtype)
+        for item in (latents.keys, latents.values)
     )
     k_second, v_second = seconds
-    if k_second is None:
+    if isinstance(keys, Parts):
+        pass
+    elif k_second is None:
         keys = _heads(keys, attention.head_dim)
     else:
         rotary, positions = latents.rotary, latents.positions
         tables = None if rotary is None or positions is None else rotary.tables(keys, positions)
         keys = _made_keys(attention, k_second(keys, is_rounded=True), tables)
-    if v_second is None:
+    if isinstance(values, Parts):
+        pass
+    elif v_second is None:
         values = _heads(values, getattr(attention.v_proj, "length", attention.head_dim))
     else:
         values = _heads(v_second(values, is_rounded=True), attention.head_dim)
-    attend = own_interface(attention, attention.config)
-    attended: tuple[Tensor, Tensor | None] = attend(attention, query, keys, values, mask, **options)
+    return _attended(attention, query, (keys, values), mask, options)
+
+
+def _attended(
+    attention: Any, query: Tensor, states: Sequence[Tensor | Parts], mask: Tensor | None, options: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    attend, roundings = own_interface(attention, attention.config), roundings_of(attention)
+    if any(roundings):
+        return attend_rounded(attend, attention, query, states, mask, roundings, **options)
+    attended: tuple[Tensor, Tensor | None] = attend(attention, query, *states, mask, **options)
     return attended
 
 
@@ -81,8 +97,30 @@ def _second_factors(attention: Any) -> list[Any]:
     return [second_factor(getattr(attention, name, None)) for name in _PAIRS]
 
 
+def roundings_of(attention: Any) -> tuple[Rounding | None, ...]:
+    """Return how a cache rounds keys, and values; None where it does not."""
+    bits = {name: getattr(getattr(attention, name, None), "cache_bits", None) for name in _PAIRS}
+    return tuple(Rounding(count, name == "k_proj") if count else None for name, count in bits.items())
+
+
+@contextmanager
+def rounding_caches(model: Any) -> Iterator[None]:
+    """Let attentions of a model round keys and values of few bits, which it has for a while."""
+    AttentionInterface.register(_ATTENTION, _attend)
+    hooks = [
+        module.register_forward_pre_hook(_Caching(None), with_kwargs=True)
+        for module in model.modules()
+        if any(roundings_of(module))
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def cache_latents(model: Any) -> None:
-    """Let attentions whose k_proj or v_proj has latents cache those; in place, and no more than once.
+    """Let attentions cache the latents of k_proj or v_proj, or their few bits; in place, and no more than once.
 
     The model is as it runs: its pairs may share their first GEMMs.
     """
@@ -94,14 +132,16 @@ def cache_latents(model: Any) -> None:
             if _note_latents not in second._forward_pre_hooks.values():
                 second.noting, second.noted = False, None
                 second.register_forward_pre_hook(_note_latents)
-        if seconds and not any(isinstance(hook, _Caching) for hook in attention._forward_pre_hooks.values()):
+        caches = seconds or any(roundings_of(attention))
+        if caches and not any(isinstance(hook, _Caching) for hook in attention._forward_pre_hooks.values()):
             attention.register_forward_pre_hook(_Caching(rotary), with_kwargs=True)
             if rotary is not None and _note_positions not in rotary._forward_pre_hooks.values():
                 rotary.register_forward_pre_hook(_note_positions, with_kwargs=True)
 
 
 def caches_latents(model: nn.Module) -> bool:
-    return any(second is not None for module in model.modules() for second in _second_factors(module))
+    """Return whether its cache keeps anything else than keys and values as they are."""
+    return any(any(_second_factors(module)) or any(roundings_of(module)) for module in model.modules())
 
 
 def _note_latents(second: Any, inputs: tuple[Tensor]) -> tuple[Tensor, bool] | None:
@@ -130,10 +170,15 @@ class _Caching:
         self.rotary = rotary
 
     def __call__(self, attention: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        seconds = _second_factors(attention)
+        seconds, roundings = _second_factors(attention), roundings_of(attention)
+        if any(roundings):
+            if isinstance(attention.config, _Attending):  # of a call that failed
+                attention.config = attention.config.config
+            _check_attends(attention)
+            attention.config = _Attending(attention.config)
         positions = named.get("position_ids", getattr(self.rotary, "noted", None))  # not all layers hand them on
         caches = {
-            name: _LatentCache(self.rotary, attention, seconds, named[name], positions)
+            name: _LatentCache(self.rotary, attention, seconds, roundings, named[name], positions)
             for name in CACHES
             if isinstance(named.get(name), Cache)
         }
@@ -150,6 +195,7 @@ class _LatentCache:
     module: Any
     attention: Any
     seconds: list[Any]
+    roundings: Sequence[Rounding | None]
     cache: Any
     position_ids: Tensor | None
 
@@ -157,12 +203,14 @@ class _LatentCache:
         """Keep the latents of new tokens; hand on what is attended to: these, or latents of all tokens."""
         new = [_to_cache(second, states) for second, states in zip(self.seconds, (keys, values), strict=True)]
         dtypes = [item.dtype for item in new]
-        if torch.int16 in dtypes:  # both are words then: caches of some versions of transformers have one dtype
+        if torch.int16 in dtypes and not any(
+            self.roundings
+        ):  # both are words then: caches of some versions of transformers have one dtype
             new = [item.view(torch.int16) for item in new]
         self._check(layer, new)
         rotary, positions = self._rotation(layer, new[0])
         cached = with_fused_updates(self.cache).update(*new, layer, *rest, **named)
-        tokens = cached[0].shape[-2]
+        tokens = cached[0].joined_tokens if isinstance(cached[0], Parts) else cached[0].shape[-2]
         if positions is not None and positions.table.shape[1] != tokens:
             raise ValueError(
                 f"layer {layer} of the cache has {tokens} tokens and {positions.table.shape[1]} positions; expected "
@@ -173,15 +221,20 @@ class _LatentCache:
         end = self.cache.get_seq_length(layer)  # a tensor of a static cache, which counts in place
         if not isinstance(end, Tensor):
             end = None if end >= tokens else torch.full((), end, device=cached[0].device)
-        stored = list(map(_from_cache, self.seconds, cached, dtypes))
+        lengths = keys.shape[-1], values.shape[-1]
+        stored = list(map(_from_cache, self.seconds, cached, dtypes, lengths))
         latents = Latents(stored[0], stored[1], end, rotary, positions)
-        self.attention.config = _Attending(self.attention.config)
+        if not isinstance(self.attention.config, _Attending):
+            self.attention.config = _Attending(self.attention.config)
         return latents, latents
 
     def _check(self, layer: int, new: list[Tensor]) -> None:
         while layer >= len(self.cache.layers):  # of a cache that adds layers as they are asked for
             self.cache.layers.append(self.cache.layer_class_to_replicate())
         stored: Any = self.cache.layers[layer]
+        if any(self.roundings) or isinstance(stored, RoundedLayer):
+            self._check_rounds(layer, stored)
+            return
         words = new[0].dtype == torch.int16
         if words and isinstance(stored, QUANTIZED):
             raise ValueError(
@@ -197,6 +250,18 @@ class _LatentCache:
                 f"{new[0].shape[-1]}, the latents that this model keeps of a token. Give it a new cache, not one that "
                 "another model has filled or that early_initialization has laid out."
             )
+
+    def _check_rounds(self, layer: int, stored: Any) -> None:
+        """Put a layer that rounds in the place of an empty one that keeps all tokens as they are."""
+        if isinstance(stored, RoundedLayer) and stored.roundings == tuple(self.roundings):
+            return
+        if type(stored) is not DynamicLayer or stored.get_seq_length():
+            raise ValueError(
+                f"layer {layer} of the cache is a {type(stored).__name__} with {stored.get_seq_length()} tokens; "
+                "expected an empty DynamicLayer, in whose place one is put that rounds as this model does. Give it a "
+                "new DynamicCache: static, sliding and quantised caches cannot hold keys and values of few bits."
+            )
+        self.cache.layers[layer] = RoundedLayer(self.roundings)
 
     def _rotation(self, layer: int, latents: Tensor) -> tuple[Rotary | None, Positions | None]:
         if self.seconds[0] is None or self.module is None or not _rotates(self.attention):
@@ -218,7 +283,11 @@ def _to_cache(second: Any, states: Tensor) -> Tensor:
     return latents.unsqueeze(1)
 
 
-def _from_cache(second: Any, states: Tensor, dtype: torch.dtype) -> Tensor | QuantisedLatents:
+def _from_cache(
+    second: Any, states: Tensor | Parts, dtype: torch.dtype, length: int
+) -> Tensor | QuantisedLatents | Parts:
+    if isinstance(states, Parts):
+        return Parts(*(_heads(part.squeeze(1), length) for part in (states.old, states.exact)))
     stored = states.squeeze(1)
     if second is None or second.bits is None:
         return stored.view(dtype)
@@ -241,7 +310,20 @@ def _attend(
     attention: Any, query: Tensor, latents: Any, also: Any, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     attention.config = attention.config.config
-    return attend_latents(attention, query, latents, mask, **options)
+    if isinstance(latents, Latents):
+        return attend_latents(attention, query, latents, mask, **options)
+    return _attended(attention, query, (latents, also), mask, options)
+
+
+def _check_attends(attention: Any) -> None:
+    name = attention.config._attn_implementation
+    if name not in ("sdpa", "eager"):
+        raise ValueError(
+            f"attention {name} over keys and values of few bits; expected sdpa or eager. Set one of these."
+        )
+    if getattr(attention, "sliding_window", None):
+        value = f"a sliding window of {attention.sliding_window} tokens over keys and values of few bits"
+        raise ValueError(f"{value}; expected attention over all tokens. Leave the form kv_bits out.")
 
 
 def own_interface(attention: Any, config: Any) -> Any:
@@ -256,7 +338,7 @@ def _rotates(attention: Any) -> bool:
 
 
 def _heads(features: Tensor, length: int) -> Tensor:
-    return features.view(*features.shape[:-1], -1, length).transpose(1, 2)
+    return features.view(*features.shape[:-1], features.shape[-1] // length, length).transpose(1, 2)
 
 
 def _made_keys(attention: Any, features: Tensor, tables: tuple[Tensor, Tensor] | None) -> Tensor:

@@ -13,6 +13,7 @@ from gac.runtime.fusion import elementwise
 from gac.runtime.kernels.gpu import unsupported_reason, warn_slow_path_once
 from gac.runtime.kernels.latent_attention.launch import Attention, attend
 from gac.runtime.latents.rotation import Angles, Latents
+from gac.runtime.latents.rounded import Parts
 from gac.runtime.limits import latents as refused
 from gac.runtime.modules import BlockLinear
 
@@ -36,6 +37,8 @@ def decode(
     if reason is not None:
         warn_slow_path_once(query, reason, "latents are multiplied out in plain PyTorch at every token")
         return None
+    assert not isinstance(latents.keys, Parts)
+    assert not isinstance(latents.values, Parts)
     inputs: dict[str, Any] = dict.fromkeys(("frequencies", "turns", "positions"))
     for name, second, item in zip("kv", seconds, (latents.keys, latents.values), strict=True):
         inputs[f"{name}_factor"] = None if second is None else second.weight
@@ -61,6 +64,8 @@ def _unsupported_reason(
     angles: Angles | None,
 ) -> str | None:
     key, value = seconds
+    if isinstance(latents.keys, Parts) or isinstance(latents.values, Parts):
+        return "keys or values are in few bits, and no latents"
     if (reason := unsupported_reason(query.device, query.dtype)) is not None:
         return reason
     name = attention.config._attn_implementation

@@ -16,6 +16,7 @@ from transformers import cache_utils
 from transformers.cache_utils import DynamicLayer, QuantizedLayer
 
 from gac.runtime.kernels.latent_attention.layout import with_runs
+from gac.runtime.latents.rounded import RoundedLayer
 
 QUANTIZED: Any = getattr(cache_utils, "BaseQuantizedLayer", QuantizedLayer)
 """The class of cache layers that round what they keep."""
@@ -76,7 +77,7 @@ def _attach(layer: Any, layer_idx: int, key: tuple[Any, ...]) -> None:
         )
     kind: Any = type(layer)
     empty: Any = DynamicLayer
-    layer.positions = empty() if isinstance(layer, QUANTIZED) else deepcopy(layer)
+    layer.positions = empty() if isinstance(layer, (QUANTIZED, RoundedLayer)) else deepcopy(layer)
     layer.positions.is_initialized, layer.positions.key = False, key
     layer.__class__ = _positioned(kind)
 

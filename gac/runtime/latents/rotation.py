@@ -13,6 +13,7 @@ from gac.runtime.fusion.elementwise import rotates_plainly
 from gac.runtime.kernels.latent_attention.layout import TILE, turns_of
 from gac.runtime.latents.positions import Positions
 from gac.runtime.latents.quantise import QuantisedLatents
+from gac.runtime.latents.rounded import Parts
 
 _angles: WeakKeyDictionary[Any, dict[Any, "Angles | None"]] = WeakKeyDictionary()
 
@@ -105,13 +106,14 @@ class Latents:
 
     # latents of the keys, shape ``(batch, tokens, groups * rank)``, or as they are quantised; where k_proj is no pair,
     # the keys as they are attended to, shape ``(batch, tokens, heads * head_dim)``
-    keys: Tensor | QuantisedLatents
-    values: Tensor | QuantisedLatents  # the same of the values
+    keys: Tensor | QuantisedLatents | Parts
+    values: Tensor | QuantisedLatents | Parts  # the same of the values
     length: Tensor | None  # how many tokens there are of those that the cache has room for, on the device; None: all
     rotary: Rotary | None  # by which keys are rotated; None: they are not, or need not be
     positions: Positions | None  # of all tokens, for that
 
     @property
     def tokens(self) -> int:
+        assert not isinstance(self.keys, Parts)
         stored = self.keys if isinstance(self.keys, Tensor) else self.keys.words
         return stored.shape[1]  # for which the cache has room

@@ -51,6 +51,8 @@ class NotDivided(Exception):  # noqa: N818 - nothing is wrong
 
 def styles_of(module: nn.Module, side: Literal["out", "in"]) -> dict[str, Style]:
     """Return how the matrices of a module are divided, by their names in it, where a side of the weight is divided."""
+    if getattr(module, "cache_bits", None) is not None:
+        return {}
     if isinstance(module, LatentLinear):
         return {"first": "colwise", "second": "colwise"}
     if isinstance(module, LowRankLinear):
@@ -175,6 +177,8 @@ class Division:
             raise NotDivided(f"{heads} key-value heads")
 
     def _add_outputs(self, name: str, module: Any, rows: tuple[slice, ...]) -> None:
+        if getattr(module, "cache_bits", None) is not None:
+            raise NotDivided("keys or values are cached in few bits")
         for leaf, style in styles_of(module, "out").items():
             path = f"{name}.{leaf}" if leaf else name
             if style == "colwise_gather":

@@ -368,6 +368,7 @@ class StoredHead(Matrix):
 
 MODULES: dict[str, Any] = {"Linear": linear, "LowRankLinear": low_rank, "LatentLinear": latent}
 MODULES |= {"RoundedLatentLinear": latent, "ValueLinear": ValueLinear, "Absent": Absent, "Constant": Constant}
+MODULES["RoundedLinear"] = lambda bits, **how: linear(**how)  # GAC's classes cache its outputs in so many bits
 
 
 # The model: transformers' own architecture, in which the modules above replace linear layers.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.runtime.latents.quantise import rounded_latents
-from gac.runtime.modules import BlockLinear, ValueLinear
+from gac.runtime.modules import BlockLinear, RoundedLinear, ValueLinear
 from gac.runtime.plain import modeling_gac
 from gac.runtime.plain.modeling_gac import Heads, multiply_blocks
 from gac.runtime.storage.base import Storage, Tensors
@@ -93,6 +93,7 @@ class StoredLinear(Stored):
     def __init__(self, storage: Storage, plain: Any) -> None:
         super().__init__(tuple(plain.weight.shape), storage, device=plain.weight.device)
         self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.cache_bits = getattr(plain, "cache_bits", None)
         self.bias: nn.Parameter | None = plain.bias
         self.shared: tuple[Any, int] | None = None  # a ``SharedGemm``, and its index there; None: it runs by itself
         self.before: Any = None  # the ``QuantisingNorm`` that may have its input; None: it quantises that itself
@@ -162,7 +163,12 @@ class StoredBlocks(StoredLinear):
         return multiply_blocks(x, self.values(x.dtype), self.bias)
 
 
-_STORED: dict[type, Any] = {nn.Linear: StoredLinear, ValueLinear: StoredValues, BlockLinear: StoredBlocks}
+_STORED: dict[type, Any] = {
+    nn.Linear: StoredLinear,
+    RoundedLinear: StoredLinear,
+    ValueLinear: StoredValues,
+    BlockLinear: StoredBlocks,
+}
 
 
 def is_matrix(module: nn.Module) -> bool:
