@@ -49,6 +49,7 @@ from gac.schemes import SCHEMES
 from gac.schemes.feedback import order, rounding
 from gac.testing import models
 from tests.small_pipeline import Small
+from tests.without_gac import WithoutGac
 
 USUAL_ROWS, USUAL_COLUMNS = rounding.ROWS, order.COLUMNS
 Changes = Mapping[str, tuple[str, int]]
@@ -265,6 +266,13 @@ def text_file(tmp_path: Path, prose: str) -> Path:
 @pytest.fixture
 def small(tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path) -> Small:
     return Small(tiny_model, tiny_tokenizer, text_file)
+
+
+@pytest.fixture(scope="session")
+def without_gac() -> Iterator[WithoutGac]:
+    process = WithoutGac()
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="session")
