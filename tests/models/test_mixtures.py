@@ -96,7 +96,7 @@ def test_the_pipeline_leaves_experts_and_routers_alone(
         "skip": [w.block for w in weights_of(dense.config)],
     }
     forms = ("low_rank", *(form for form, sides in fitting.items() if any(sides)))
-    plan = small.allocate(0.6, model=dense, forms=forms, schemes=("bf16", "w8a16"), workloads=())
+    plan = small.allocate(0.6, model=dense, forms=forms, workloads=())
     model: Any = small.compress(plan, model=dense)
     gac.save(model, tmp_path / "saved")
     loaded: Any = gac.load(tmp_path / "saved", verify=True)
