@@ -66,7 +66,7 @@ def test_the_pipeline_changes_linear_weights_and_the_last_norm_alone(
     model = deep(model_type)
     before = {name: values.clone() for name, values in model.state_dict().items()}
     schemes = ("bf16", "w8a16", "w4a16:32") if "memory" in limits else ("bf16",)
-    plan = small.allocate(model=model, forms=("low_rank", "narrow", "skip"), schemes=schemes, **limits)
+    plan = small.allocate(model=model, forms=("low_rank", "narrow", "skip"), schemes=schemes, workloads=(), **limits)
     assert plan.recipe.refit == "residual"
     loaded = saved_and_loaded(small.compress(plan, model=model), tmp_path / "saved", without_gac)
 
@@ -133,7 +133,7 @@ def test_buffers_that_no_file_has_are_those_of_the_config(
     """Falcon-H1 multiplies the output of ``in_proj`` by a vector that its model computes."""
     model = deep("falcon_h1")
     loaded = saved_and_loaded(
-        small.compress(small.allocate(0.7, model=model), model=model), tmp_path / "saved", without_gac
+        small.compress(small.allocate(0.7, model=model, workloads=()), model=model), tmp_path / "saved", without_gac
     )
     vectors: list[Tensor] = [layer.mamba.mup_vector for layer in (*model.model.layers, *loaded.model.layers)]
     assert all(torch.equal(vector, vectors[0]) for vector in vectors)
