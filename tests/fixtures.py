@@ -131,6 +131,7 @@ def _shipped_tables_once() -> Iterator[Mapping[Path, Profile]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Profile, "load", loaded)
+        patch.setattr("gac.profiling.shipped._loaded", loaded)
         patch.setattr(Profile, "latency", remembering(Profile.latency))
         patch.setattr(Profile, "modelled", remembering(Profile.modelled))
         patch.setattr(GpuModel, "error", cache(GpuModel.error))

@@ -96,6 +96,6 @@ def options(text: Path) -> dict[str, Any]:
     return {
         "tokenizer": models.tiny_tokenizer(),
         "calibration": f"{text}:{WINDOWS}",
-        "profile": "nvidia-h100-80gb-hbm3",
+        "workloads": (),
         "progress": False,
     }

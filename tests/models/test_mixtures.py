@@ -125,7 +125,9 @@ def test_a_published_checkpoint_keeps_its_experts_and_the_dtypes_of_routers(
     config.dtype = torch.bfloat16
     small_model(config).to(torch.bfloat16).save_pretrained(tmp_path / "dense")
     small.tokenizer.save_pretrained(tmp_path / "dense")
-    plan = gac.allocate(tmp_path / "dense", 0.8, **small.options | {"calibration": f"{small.text}:2x32"})
+    plan = gac.allocate(
+        tmp_path / "dense", 0.8, **small.options | {"calibration": f"{small.text}:2x32", "workloads": ()}
+    )
     model: Any = gac.compress(tmp_path / "dense", plan, progress=False)
     gac.save(model, tmp_path / "saved", tokenizer=small.tokenizer)
     loaded = gac.load(tmp_path / "saved", verify=True)
@@ -169,7 +171,7 @@ def test_default_forms_are_those_that_fit(small: Small) -> None:
 @pytest.mark.parametrize("model_type", ["qwen2_moe", "glm4_moe"])
 def test_healing_trains_what_the_plan_changes(model_type: str, small: Small) -> None:
     dense = deep(model_type)
-    model = small.compress(small.allocate(0.6, model=dense), model=deep(model_type))
+    model = small.compress(small.allocate(0.6, model=dense, workloads=()), model=deep(model_type))
     before = state_of(model)
     healed = gac.heal(model, against=dense, tokens=4096, tokenizer=small.tokenizer, progress=False)
     changed = tuple(f"{weight.name}." for weight in model.gac_plan.weights if weight.changed)
@@ -196,7 +198,7 @@ def test_every_form_fits_attention_or_shared_experts(
 
 def test_attention_and_shared_experts_in_few_bits(small: Small, tmp_path: Path) -> None:
     dense = deep("glm4_moe")
-    plan = small.allocate(0.9, model=dense, memory=0.25, schemes=("bf16", "w4a16:32", "fp8"))
+    plan = small.allocate(0.9, model=dense, memory=0.25, schemes=("bf16", "w4a16:32", "fp8"), workloads=())
     model = small.compress(plan, model=dense)
     gac.save(model, tmp_path / "saved", tokenizer=small.tokenizer)
     loaded = gac.load(tmp_path / "saved", verify=True)

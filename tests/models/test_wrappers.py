@@ -141,7 +141,7 @@ def llava(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
 
 
 def allocated(llava: Path) -> Plan:
-    return gac.allocate(llava, 0.7, calibration=tiny_text(), progress=False)
+    return gac.allocate(llava, 0.7, calibration=tiny_text(), workloads=(), progress=False)
 
 
 def test_the_pipeline_from_a_directory(llava: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -218,7 +218,7 @@ def test_no_wrapper_is_a_language_model_too() -> None:
 
 def test_embedding_head_and_decoder_in_few_bits(llava: Path, tmp_path: Path) -> None:
     plan = gac.allocate(
-        llava, 0.5, schemes=("w8a16", "w4a16:32"), head="w8a16", calibration=tiny_text(), progress=False
+        llava, 0.5, schemes=("w8a16", "w4a16:32"), head="w8a16", calibration=tiny_text(), workloads=(), progress=False
     )
     model = gac.compress(llava, plan, calibration=tiny_text(), progress=False)
     gac.save(model, tmp_path / "saved")
