@@ -70,7 +70,7 @@ def test_from_a_plan_to_a_checkpoint_and_back(
 ) -> None:
     dense = model_of(model_type)
     before = state_of(dense)
-    plan = small.allocate(0.6, model=dense, forms=("low_rank", "experts"), workloads=())
+    plan = small.allocate(0.6, model=dense, forms=("low_rank", "experts"), schemes=("bf16", "w8a16"), workloads=())
     assert all(width_of(plan, name) < EXPERT_NEURONS for name in counts_of(plan) if name.endswith("experts"))
     assert plan.measured.experts is None
     model: Any = small.compress(plan, model=dense)
