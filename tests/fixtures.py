@@ -4,7 +4,7 @@ import copy
 import gc
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, settings
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
+from gac.allocation import dense, resolve
 from gac.allocation.latencies import Timing, unnamed
 from gac.forms import FORMS, form_named
 from gac.forms.planned_sites import as_planned, targeted_sites
@@ -42,6 +43,7 @@ from gac.plan.plan import (
     WeightChoice,
 )
 from gac.plan.recipe import Recipe
+from gac.profiling import shipped as shipped_module
 from gac.profiling.folders import find_profile, shipped_profiles
 from gac.profiling.modelled.model import GpuModel
 from gac.profiling.table import Profile
@@ -49,6 +51,7 @@ from gac.schemes import SCHEMES
 from gac.schemes.feedback import order, rounding
 from gac.testing import models
 from tests.small_pipeline import Small
+from tests.without_gac import WithoutGac
 
 USUAL_ROWS, USUAL_COLUMNS = rounding.ROWS, order.COLUMNS
 Changes = Mapping[str, tuple[str, int]]
@@ -130,6 +133,7 @@ def _shipped_tables_once() -> Iterator[Mapping[Path, Profile]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Profile, "load", loaded)
+        patch.setattr(shipped_module, "_loaded", loaded)
         patch.setattr(Profile, "latency", remembering(Profile.latency))
         patch.setattr(Profile, "modelled", remembering(Profile.modelled))
         patch.setattr(GpuModel, "error", cache(GpuModel.error))
@@ -141,6 +145,19 @@ def _shipped_latencies_once(_shipped_tables_once: Mapping[Path, Profile]) -> Ite
     """What is looked up in a shipped table for GAC's own forms and schemes is looked up once for all tests."""
     own_once, looked_up = Timing.once, dict[Any, Any]()
     shipped = {*FORMS._shipped, *SCHEMES._shipped, "divided", "sound", "run", "attention"}
+    search, others = dense.shipped_table, dict[Any, str]()
+
+    def shipped_table(sites: Sequence[Site], profile: Profile | None, recipe: Recipe | None) -> str:
+        if recipe is None or profile is None or _shipped_tables_once.get(profile.path) is not profile:
+            return search(sites, profile, recipe)
+        space = recipe.space
+        if not {name.partition(":")[0] for name in (*space.forms, *space.schemes)} <= shipped:
+            return search(sites, profile, recipe)
+        tables = tuple(shipped_module.shipped_profiles())
+        key = (tuple(sites), profile.path, space.forms, space.schemes, recipe.deployment, tables)
+        if key not in others:
+            others[key] = search(sites, profile, recipe)
+        return others[key]
 
     def once(timing: Timing, key: Any, weight: Weight, look_up: Callable[[], Any]) -> Any:
         table, names = timing.profile, {part.partition(":")[0] for part in key if isinstance(part, str)}
@@ -153,6 +170,8 @@ def _shipped_latencies_once(_shipped_tables_once: Mapping[Path, Profile]) -> Ite
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Timing, "once", once)
+        for module in (dense, resolve):
+            patch.setattr(module, "shipped_table", shipped_table)
         yield
 
 
@@ -265,6 +284,13 @@ def text_file(tmp_path: Path, prose: str) -> Path:
 @pytest.fixture
 def small(tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path) -> Small:
     return Small(tiny_model, tiny_tokenizer, text_file)
+
+
+@pytest.fixture(scope="session")
+def without_gac() -> Iterator[WithoutGac]:
+    process = WithoutGac()
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="session")

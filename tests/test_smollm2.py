@@ -51,7 +51,7 @@ def two_layers(smollm2: Loaded) -> Any:
 
 def test_at_four_fifths(smollm2: Loaded, two_layers: Any, tmp_path: Path) -> None:
     tokenizer = smollm2.tokenizer
-    options = {"profile": "nvidia-h100-80gb-hbm3", "calibration": "wiki-sample:4x256", "tokenizer": tokenizer}
+    options = {"profile": "nvidia-h100-80gb-hbm3", "calibration": "wiki-sample:2x128", "tokenizer": tokenizer}
     plan = gac.allocate(two_layers, 0.8, **options)
     assert plan.budget.used == sum(weight.params for weight in plan.weights)
     assert plan.budget.used <= plan.budget.limit == plan.budget.total * 8 // 10

@@ -70,9 +70,9 @@ def test_no_choice_is_better_in_many_instances() -> None:
     assert faulty == []
 
 
-@pytest.mark.parametrize(("seed", "instances"), [(0, 100), pytest.param(1, 2000, marks=pytest.mark.slow)])
-def test_extreme_instances_equal_every_choice(seed: int, instances: int) -> None:
-    assert [wrong for _, wrong in faults(seed, instances) if wrong] == []
+def test_extreme_instances_equal_every_choice() -> None:
+    """The first of those that ``make fuzz`` tries."""
+    assert [wrong for _, wrong in faults(seed=0, instances=100) if wrong] == []
 
 
 def test_the_fuzzer_detects_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """Routed experts in few bits: counts, widths and schemes of one plan, saved, loaded in three ways, or refused."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +10,13 @@ from transformers import AutoModelForCausalLM
 import gac
 from gac.core.errors import PlanError
 from gac.plan.choices import WeightChoice
-from gac.runtime.architectures import factory_of
 from gac.runtime.storage.modules import stored_modules
 from gac.runtime.vllm.check import refusal
 from tests.compression.applying import IDS, logits
 from tests.compression.test_experts import mixing
-from tests.models.test_wrappers import CODE
 from tests.refused import assert_refused
 from tests.small_pipeline import Small, has_state, state_of
+from tests.without_gac import WithoutGac
 
 MODELS = ("mixtral", "qwen3_moe", "gpt_oss")
 MEMORY = {"w4a16:32": 0.2, "fp8": 0.4, "w8a16": 0.4}
@@ -27,7 +24,7 @@ FAST = {("mixtral", "w4a16:32"), ("qwen3_moe", "fp8"), ("gpt_oss", "w4a16:32"), 
 
 
 def in_few_bits(small: Small, model: Any, scheme: str, **changed: Any) -> gac.Plan:
-    options = {"forms": ("experts",), "schemes": ("bf16", scheme), "memory": MEMORY.get(scheme, 0.5), "latency": "any"}
+    options = {"forms": ("experts",), "schemes": ("bf16", scheme), "memory": MEMORY.get(scheme, 0.5), "workloads": ()}
     return small.allocate(1.0, model=model, **options | changed)
 
 
@@ -43,7 +40,9 @@ def stacks_of(plan: gac.Plan) -> list[WeightChoice]:
         for scheme in MEMORY
     ],
 )
-def test_from_a_plan_to_a_checkpoint_and_back(model_type: str, scheme: str, small: Small, tmp_path: Path) -> None:
+def test_from_a_plan_to_a_checkpoint_and_back(
+    model_type: str, scheme: str, small: Small, without_gac: WithoutGac, tmp_path: Path
+) -> None:
     dense = mixing(model_type)
     plan = in_few_bits(small, dense, scheme)
     assert {choice.scheme for choice in stacks_of(plan)} >= {scheme}
@@ -67,9 +66,7 @@ def test_from_a_plan_to_a_checkpoint_and_back(model_type: str, scheme: str, smal
     assert torch.equal(logits(loaded), logits(model))
     options: dict[str, Any] = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 6, "do_sample": False}
     assert torch.equal(loaded.generate(IDS, **options), loaded.generate(IDS, use_cache=False, **options))
-    code = [sys.executable, "-c", CODE, str(tmp_path / "saved"), factory_of(type(dense.config)).__name__]
-    subprocess.run(code, check=True, cwd=tmp_path)
-    torch.testing.assert_close(torch.load(tmp_path / "saved/logits.pt"), logits(model))
+    without_gac.check(tmp_path / "saved", model)
 
     said = refusal(loaded.config)
     assert (said is None) == (scheme == "fp8")

@@ -1,8 +1,6 @@
 """Models with fewer experts in some layers: compressed, saved, loaded in three ways, or refused."""
 
 import math
-import subprocess
-import sys
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,11 @@ from gac.forms.experts import compensation
 from gac.forms.experts.compensation import Remainder
 from gac.models.families import family_of
 from gac.models.streaming import streamed
-from gac.runtime.architectures import factory_of
 from tests.compression.applying import IDS, logits
 from tests.models.small import EXPERT_NEURONS, MIXTURES, small_config, small_model, with_random_mlps
-from tests.models.test_wrappers import CODE
 from tests.refused import assert_refused
 from tests.small_pipeline import Small, has_state, state_of
+from tests.without_gac import WithoutGac
 
 FEW = ("mixtral", "qwen2_moe", "gpt_oss", "glm4_moe")
 """The plain layout; with a shared expert, and weights that are not normalised; with biases and transposed experts; with
@@ -79,10 +76,12 @@ def experts_alone(small: Small, model: Any, budget: float = 0.6, **changed: Any)
 
 
 @removable
-def test_from_a_plan_to_a_checkpoint_and_back(model_type: str, small: Small, tmp_path: Path) -> None:
+def test_from_a_plan_to_a_checkpoint_and_back(
+    model_type: str, small: Small, without_gac: WithoutGac, tmp_path: Path
+) -> None:
     dense = model_of(model_type)
     before = state_of(dense)
-    plan = small.allocate(0.6, model=dense, forms=("low_rank", "experts"), schemes=("bf16", "w8a16"))
+    plan = small.allocate(0.6, model=dense, forms=("low_rank", "experts"), schemes=("bf16", "w8a16"), workloads=())
     assert all(width_of(plan, name) < EXPERT_NEURONS for name in counts_of(plan) if name.endswith("experts"))
     assert plan.measured.experts is None
     model: Any = small.compress(plan, model=dense)
@@ -105,9 +104,7 @@ def test_from_a_plan_to_a_checkpoint_and_back(model_type: str, small: Small, tmp
                     part.numpy().tobytes() in parts for expert in values for part in neurons_of(expert, key, model_type)
                 )
 
-    code = [sys.executable, "-c", CODE, str(tmp_path / "saved"), factory_of(type(dense.config)).__name__]
-    subprocess.run(code, check=True, cwd=tmp_path)
-    torch.testing.assert_close(torch.load(tmp_path / "saved/logits.pt"), logits(model))
+    without_gac.check(tmp_path / "saved", model)
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])

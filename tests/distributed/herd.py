@@ -17,9 +17,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac.api  # noqa: F401  # for the processes that are forked
+from gac.profiling.table import Profile
 from gac.testing import models
 
 LAYERS = 4
+TABLE = Profile.load("nvidia-h100-80gb-hbm3")
+"""Read before the processes are forked, which spares each of them that."""
+
 WINDOWS = "7x64"
 """Of two processes the second has windows of both halves of the text."""
 
@@ -96,6 +100,7 @@ def options(text: Path) -> dict[str, Any]:
     return {
         "tokenizer": models.tiny_tokenizer(),
         "calibration": f"{text}:{WINDOWS}",
-        "profile": "nvidia-h100-80gb-hbm3",
+        "profile": TABLE,
+        "workloads": (),
         "progress": False,
     }

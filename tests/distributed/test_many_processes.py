@@ -167,17 +167,13 @@ def test_rank_0_says_what_another_process_met(text: Path, tmp_path: Path) -> Non
 
 
 def test_the_command_line_under_torchrun(directory: Path, text: Path, tmp_path: Path) -> None:
-    """Rank 0 alone speaks and writes; torchrun ends with the status of the processes."""
+    """Rank 0 alone speaks and writes."""
     plan = tmp_path / "plan.json"
     allocate = ("allocate", directory, "--calibration", f"{text}:4x64", "--profile", "nvidia-h100-80gb-hbm3")
     done = torchrun(*allocate, "--budget", "0.7", "--json", "-o", plan)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["path"] == str(plan)
     assert done.stderr.count("saved as") == 1
-    done = torchrun(*allocate, "--budget", "0.0001", "-o", tmp_path / "none.json")
-    assert done.returncode != 0
-    assert len(re.findall("^Error: a limit of 9 of 92,160 parameters", done.stderr, re.MULTILINE)) == 1
-    assert not (tmp_path / "none.json").exists()
 
 
 def torchrun(*arguments: object) -> "subprocess.CompletedProcess[str]":

@@ -36,7 +36,7 @@ from gac.profiling.sweeps import collectives
 from gac.profiling.timing import measure, stopwatch
 from gac.profiling.timing.operands import Pools
 from gac.testing.models import tiny_model
-from tests.distributed.herd import llama, options
+from tests.distributed.herd import TABLE, llama, options
 from tests.headers import make_header
 from tests.healing.trained import Trained, trained
 
@@ -126,7 +126,8 @@ def _to_be_healed(text: Path, folder: Path) -> tuple[Trained, Any, Path]:
     folder = folder / str(launch.rank())
     folder.mkdir(parents=True, exist_ok=True)
     found = replace(trained(folder), text=text)
-    return found, found.compressed(schemes=("bf16", "w2a16:32"), budget=1.0, memory=0.3, rotate=False), folder
+    few_bits = {"schemes": ("bf16", "w2a16:32"), "budget": 1.0, "memory": 0.3, "rotate": False}
+    return found, found.compressed(**few_bits, workloads=(), profile=TABLE), folder
 
 
 def _healed(found: Trained, small: Any, path: Path) -> None:

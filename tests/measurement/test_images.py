@@ -31,6 +31,7 @@ from tests.refused import assert_refused
 ANSWERS = ("A cat.", "Two dogs, and a ball behind them.", "Nothing.", "A dog that sleeps.")
 IMAGES = (1, 1, 0, 1)
 LENGTH = 128
+OPTIONS: dict[str, Any] = {"workloads": (), "progress": False}
 READ = [name for name in WITH_IMAGES if name != "paligemma"]
 FEW = ("gemma3", "llava", "qwen3_vl")
 """Images that are read in both directions; as tokens; with rotary embeddings of their own, and added behind layers."""
@@ -201,8 +202,8 @@ def test_a_model_is_planned_compressed_saved_and_measured_on_images(
 ) -> None:
     dense = small(model_type)
     processor, text = SmallProcessor(dense), f"{messages}:4x{LENGTH}"
-    plan = gac.allocate(dense, 0.7, calibration=text, tokenizer=processor, progress=False)
-    on_text = gac.allocate(dense, 0.7, calibration=f"wiki-sample:4x{LENGTH}", tokenizer=processor, progress=False)
+    plan = gac.allocate(dense, 0.7, calibration=text, tokenizer=processor, **OPTIONS)
+    on_text = gac.allocate(dense, 0.7, calibration=f"wiki-sample:4x{LENGTH}", tokenizer=processor, **OPTIONS)
     assert plan.measured.calibration.text == str(messages)
     assert plan.measured.calibration.digest != on_text.measured.calibration.digest
     model: Any = gac.compress(small(model_type), plan, tokenizer=processor, progress=False)
@@ -228,9 +229,9 @@ def test_beside_images_the_statistics_of_a_text_are_those_of_the_text_alone(mess
     model = small("llava")
     (messages.parent / "prose.txt").write_text(prose)
     parts = f"{messages}:4x{LENGTH}", f"{messages.parent / 'prose.txt'}:4x{LENGTH}"
-    plan = gac.allocate(model, 0.7, calibration=parts, tokenizer=SmallProcessor(model), progress=False)
+    plan = gac.allocate(model, 0.7, calibration=parts, tokenizer=SmallProcessor(model), **OPTIONS)
     assert [part.text for part in plan.measured.calibration.parts] == [part.rpartition(":")[0] for part in parts]
-    alone = gac.allocate(model, 0.7, calibration=parts[1], tokenizer=SmallProcessor(model), progress=False)
+    alone = gac.allocate(model, 0.7, calibration=parts[1], tokenizer=SmallProcessor(model), **OPTIONS)
     assert plan.measured.calibration.parts[1].loss == alone.measured.calibration.loss
     compressed: Any = gac.compress(model, plan, tokenizer=SmallProcessor(model), progress=False)
     assert compressed.gac_plan.weights == plan.weights
@@ -253,7 +254,7 @@ def llava(tmp_path: Path) -> Path:
 
 
 def test_a_processor_is_read_from_the_models_directory(llava: Path, messages: Path, tmp_path: Path) -> None:
-    plan = gac.allocate(llava, 0.7, calibration=f"{messages}:4x{LENGTH}", progress=False)
+    plan = gac.allocate(llava, 0.7, calibration=f"{messages}:4x{LENGTH}", **OPTIONS)
     gac.save(gac.compress(llava, plan, progress=False), tmp_path / "saved")
     result = gac.evaluate(
         [tmp_path / "saved"], against=llava, text=str(messages), also="wiki-sample", windows=2, length=LENGTH
@@ -396,7 +397,7 @@ def test_a_template_that_leaves_images_out(llava: Path, messages: Path) -> None:
 
 def test_messages_are_no_text_to_compare_with_or_to_heal_on(messages: Path, llava: Path) -> None:
     text = f"{messages}:4x{LENGTH}"
-    plan = gac.allocate(llava, 0.7, calibration=text, progress=False)
+    plan = gac.allocate(llava, 0.7, calibration=text, **OPTIONS)
     for call in (
         lambda: gac.allocate(llava, 0.7, calibration=text, check_text="wiki-sample", progress=False),
         lambda: gac.compress(llava, plan, heal=1000, progress=False),

@@ -45,7 +45,7 @@ LATENTS = {
 }
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 ODD: dict[str, dict[str, Any]] = {
-    "bamba": {"mamba_n_heads": 16, "mamba_d_state": 16},
+    "bamba": {"mamba_n_heads": 16, "mamba_d_state": 16, "mamba_chunk_size": 16},
     "codegen": {"rotary_dim": 8},
     **{
         name: {
@@ -62,6 +62,7 @@ ODD: dict[str, dict[str, Any]] = {
         "mamba_d_ssm": 128,
         "mamba_n_heads": 16,
         "mamba_d_state": 16,
+        "mamba_chunk_size": 16,
         "mamba_rms_norm": True,
         "key_multiplier": 0.4,
         "attention_in_multiplier": 1.5,
@@ -80,6 +81,7 @@ ODD: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 16,
         "mamba_n_groups": 2,
         "mamba_d_state": 16,
+        "mamba_chunk_size": 16,
     },
     "lfm2": {
         "layer_types": ["conv", "full_attention"],
@@ -100,11 +102,12 @@ ODD: dict[str, dict[str, Any]] = {
         "mamba_head_dim": 8,
         "n_groups": 2,
         "ssm_state_size": 16,
+        "chunk_size": 16,
     },
     **{name: {"full_attention_interval": 2, **_DELTA} for name in ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")},
     "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"], **_DELTA},
 }
-"""What some architectures need besides."""
+"""What some architectures need besides; state spaces work in short chunks, for their memory is chunk by chunk."""
 
 LAYOUTS = (
     *("llama", "cohere2", "gemma3_text", "glm", "gpt2", "granite", "olmo2", "opt", "phi3", "qwen3_5_text"),

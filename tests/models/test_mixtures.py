@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.loading import load_model
 from gac.models.rotation import rotate
-from gac.runtime.architectures import factory_of
 from gac.runtime.contract import COMPRESSED
 from gac.runtime.parallel.division import cuts_of
 from gac.runtime.parallel.ranks import SplitError
@@ -27,9 +24,9 @@ from gac.runtime.vllm.check import refusal
 from tests.compression.applying import IDS, logits, with_dims
 from tests.compression.compressed import MakePlan
 from tests.models.small import MIXTURES, linear_weights, small_config, small_model, weights_of
-from tests.models.test_wrappers import CODE
 from tests.refused import assert_refused
 from tests.small_pipeline import Small, has_state, state_of
+from tests.without_gac import WithoutGac
 
 FEW = ("granitemoeshared", "gpt_oss", "qwen2_moe")
 """A factor and a shared expert beside the block; biases, sinks and transposed experts; a shared expert with a gate."""
@@ -89,7 +86,9 @@ def test_parameters_of_routed_experts_follow_from_the_config(model_type: str) ->
 
 
 @mixtures
-def test_the_pipeline_leaves_experts_and_routers_alone(model_type: str, small: Small, tmp_path: Path) -> None:
+def test_the_pipeline_leaves_experts_and_routers_alone(
+    model_type: str, small: Small, without_gac: WithoutGac, tmp_path: Path
+) -> None:
     dense = deep(model_type)
     before = {name: values.clone() for name, values in dense.state_dict().items()}
     fitting = {
@@ -97,7 +96,7 @@ def test_the_pipeline_leaves_experts_and_routers_alone(model_type: str, small: S
         "skip": [w.block for w in weights_of(dense.config)],
     }
     forms = ("low_rank", *(form for form, sides in fitting.items() if any(sides)))
-    plan = small.allocate(0.6, model=dense, forms=forms, schemes=("bf16", "w8a16"))
+    plan = small.allocate(0.6, model=dense, forms=forms, workloads=())
     model: Any = small.compress(plan, model=dense)
     gac.save(model, tmp_path / "saved")
     loaded: Any = gac.load(tmp_path / "saved", verify=True)
@@ -114,12 +113,7 @@ def test_the_pipeline_leaves_experts_and_routers_alone(model_type: str, small: S
     read = loaded.state_dict()
     assert all(torch.equal(read[name], before[name]) for name in left)
 
-    subprocess.run(
-        [sys.executable, "-c", CODE, str(tmp_path / "saved"), factory_of(type(dense.config)).__name__],
-        check=True,
-        cwd=tmp_path,
-    )
-    torch.testing.assert_close(torch.load(tmp_path / "saved/logits.pt"), logits(model))
+    without_gac.check(tmp_path / "saved", model)
 
 
 @mixtures
@@ -131,7 +125,9 @@ def test_a_published_checkpoint_keeps_its_experts_and_the_dtypes_of_routers(
     config.dtype = torch.bfloat16
     small_model(config).to(torch.bfloat16).save_pretrained(tmp_path / "dense")
     small.tokenizer.save_pretrained(tmp_path / "dense")
-    plan = gac.allocate(tmp_path / "dense", 0.8, **small.options | {"calibration": f"{small.text}:2x32"})
+    plan = gac.allocate(
+        tmp_path / "dense", 0.8, **small.options | {"calibration": f"{small.text}:2x32", "workloads": ()}
+    )
     model: Any = gac.compress(tmp_path / "dense", plan, progress=False)
     gac.save(model, tmp_path / "saved", tokenizer=small.tokenizer)
     loaded = gac.load(tmp_path / "saved", verify=True)
@@ -175,7 +171,7 @@ def test_default_forms_are_those_that_fit(small: Small) -> None:
 @pytest.mark.parametrize("model_type", ["qwen2_moe", "glm4_moe"])
 def test_healing_trains_what_the_plan_changes(model_type: str, small: Small) -> None:
     dense = deep(model_type)
-    model = small.compress(small.allocate(0.6, model=dense), model=deep(model_type))
+    model = small.compress(small.allocate(0.6, model=dense, workloads=()), model=deep(model_type))
     before = state_of(model)
     healed = gac.heal(model, against=dense, tokens=4096, tokenizer=small.tokenizer, progress=False)
     changed = tuple(f"{weight.name}." for weight in model.gac_plan.weights if weight.changed)
@@ -202,7 +198,7 @@ def test_every_form_fits_attention_or_shared_experts(
 
 def test_attention_and_shared_experts_in_few_bits(small: Small, tmp_path: Path) -> None:
     dense = deep("glm4_moe")
-    plan = small.allocate(0.9, model=dense, memory=0.25, schemes=("bf16", "w4a16:32", "fp8"))
+    plan = small.allocate(0.9, model=dense, memory=0.25, schemes=("bf16", "w4a16:32", "fp8"), workloads=())
     model = small.compress(plan, model=dense)
     gac.save(model, tmp_path / "saved", tokenizer=small.tokenizer)
     loaded = gac.load(tmp_path / "saved", verify=True)

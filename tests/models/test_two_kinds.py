@@ -1,7 +1,5 @@
 """Models with layers of another kind than attention: the whole pipeline, and what their plans leave alone."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,8 @@ from gac.runtime.plain.modeling_gac import SkippedBlock
 from tests.compression.applying import IDS, logits, with_dims
 from tests.compression.compressed import MakePlan
 from tests.models.small import TWO_KINDS, small_config, small_model, weights_of
-from tests.models.test_wrappers import CODE
 from tests.small_pipeline import Small
+from tests.without_gac import WithoutGac
 
 GEMMA_4 = ("gemma4_text", "gemma4_unified_text")
 """With attentions of two kinds."""
@@ -49,29 +47,28 @@ def deep(model_type: str) -> Any:
     return model
 
 
-def saved_and_loaded(model: Any, folder: Path) -> Any:
+def saved_and_loaded(model: Any, folder: Path, without_gac: WithoutGac) -> Any:
     """What transformers reads with GAC, after the same was read without it."""
     gac.save(model, folder)
     loaded: Any = gac.load(folder, verify=True)
     assert torch.equal(logits(loaded), logits(model))
     options: dict[str, Any] = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 6, "do_sample": False}
     assert torch.equal(loaded.generate(IDS, **options), loaded.generate(IDS, use_cache=False, **options))
-    subprocess.run([sys.executable, "-c", CODE, str(folder), "AutoModelForCausalLM"], check=True, cwd=folder.parent)
-    torch.testing.assert_close(torch.load(folder / "logits.pt"), logits(model))
+    without_gac.check(folder, model)
     return loaded
 
 
 @two_kinds
 @pytest.mark.parametrize("limits", [{"budget": 0.6}, {"budget": 0.9, "memory": 0.4}], ids=["forms", "schemes"])
 def test_the_pipeline_changes_linear_weights_and_the_last_norm_alone(
-    model_type: str, limits: dict[str, float], small: Small, tmp_path: Path
+    model_type: str, limits: dict[str, float], small: Small, without_gac: WithoutGac, tmp_path: Path
 ) -> None:
     model = deep(model_type)
     before = {name: values.clone() for name, values in model.state_dict().items()}
     schemes = ("bf16", "w8a16", "w4a16:32") if "memory" in limits else ("bf16",)
-    plan = small.allocate(model=model, forms=("low_rank", "narrow", "skip"), schemes=schemes, **limits)
+    plan = small.allocate(model=model, forms=("low_rank", "narrow", "skip"), schemes=schemes, workloads=(), **limits)
     assert plan.recipe.refit == "residual"
-    loaded = saved_and_loaded(small.compress(plan, model=model), tmp_path / "saved")
+    loaded = saved_and_loaded(small.compress(plan, model=model), tmp_path / "saved", without_gac)
 
     read, stored = loaded.state_dict(), load_file(tmp_path / "saved/model.safetensors")
     targeted = tuple(f"{weight.name}." for weight in weights_of(model.config))
@@ -86,14 +83,16 @@ def test_the_pipeline_changes_linear_weights_and_the_last_norm_alone(
     "model_type",
     [*(pytest.param(name, marks=pytest.mark.slow) for name in TWO_KINDS if name not in ("lfm2", "nemotron_h")), "lfm2"],
 )
-def test_a_mixer_that_is_skipped_keeps_its_states(model_type: str, make_plan: MakePlan, tmp_path: Path) -> None:
+def test_a_mixer_that_is_skipped_keeps_its_states(
+    model_type: str, make_plan: MakePlan, without_gac: WithoutGac, tmp_path: Path
+) -> None:
     def without(weights: Sequence[Weight]) -> dict[str, tuple[str, int]]:
         last = next(w.name for w in weights if w.block == "in" and not w.neurons and not w.heads)
         return {w.name: ("skip", 0) for w in weights if w.name.startswith(f"{last.rpartition('.')[0]}.")}
 
     dense = deep(model_type)
     model = with_dims(deep(model_type), without, make_plan)
-    loaded = saved_and_loaded(model, tmp_path / "saved")
+    loaded = saved_and_loaded(model, tmp_path / "saved", without_gac)
     (skipped,) = (name for name, module in loaded.named_modules() if isinstance(module, SkippedBlock))
     assert not torch.equal(logits(loaded), logits(dense))
     states = {name: values for name, values in dense.state_dict().items() if name.startswith(f"{skipped}.")}
@@ -128,10 +127,14 @@ def test_a_single_expert_is_routed_to_in_granite() -> None:
     assert family_of(config).routed_params(config) == RoutedParams(counted, counted)
 
 
-def test_buffers_that_no_file_has_are_those_of_the_config(small: Small, tmp_path: Path) -> None:
+def test_buffers_that_no_file_has_are_those_of_the_config(
+    small: Small, without_gac: WithoutGac, tmp_path: Path
+) -> None:
     """Falcon-H1 multiplies the output of ``in_proj`` by a vector that its model computes."""
     model = deep("falcon_h1")
-    loaded = saved_and_loaded(small.compress(small.allocate(0.7, model=model), model=model), tmp_path / "saved")
+    loaded = saved_and_loaded(
+        small.compress(small.allocate(0.7, model=model, workloads=()), model=model), tmp_path / "saved", without_gac
+    )
     vectors: list[Tensor] = [layer.mamba.mup_vector for layer in (*model.model.layers, *loaded.model.layers)]
     assert all(torch.equal(vector, vectors[0]) for vector in vectors)
     assert not torch.equal(vectors[0], torch.ones_like(vectors[0]))

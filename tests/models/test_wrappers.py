@@ -2,8 +2,6 @@
 
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from tests.compression.compressed import MakePlan
 from tests.models.small import linear_weights, weights_of
 from tests.models.wrappers import WITH_IMAGES, image_inputs, wrapper_config, wrapper_model
 from tests.refused import assert_refused
+from tests.without_gac import WithoutGac
 
 FEW = ("gemma3", "glmga", "llava", "smolvlm")
 """Norms on both sides; a config whose class is another's; Llama; another name of the decoder."""
@@ -71,7 +70,9 @@ def test_the_sites_are_the_linear_layers_of_the_decoder(model_type: str) -> None
 
 
 @every_wrapper
-def test_the_decoder_alone_changes_in_a_round_trip(model_type: str, make_plan: MakePlan, tmp_path: Path) -> None:
+def test_the_decoder_alone_changes_in_a_round_trip(
+    model_type: str, make_plan: MakePlan, without_gac: WithoutGac, tmp_path: Path
+) -> None:
     model = compressed(model_type, make_plan)
     dense = wrapper_model(model.config).state_dict()
     gac.save(model, tmp_path / "saved")
@@ -93,6 +94,7 @@ def test_the_decoder_alone_changes_in_a_round_trip(model_type: str, make_plan: M
     again = factory_of(type(model.config)).from_pretrained(tmp_path / "saved").eval()
     assert type(again) is type(loaded)
     assert torch.equal(logits(again), logits(model))
+    without_gac.check(tmp_path / "saved", model)
 
 
 @with_images
@@ -128,32 +130,6 @@ def test_an_image_reaches_the_compressed_decoder_as_embeddings(model_type: str, 
     assert torch.equal(logits(alone, **kept), expected)
 
 
-CODE = """
-import sys
-sys.modules["gac"] = None
-import torch, transformers
-for folder, factory in zip(sys.argv[1::2], sys.argv[2::2]):
-    model = getattr(transformers, factory).from_pretrained(folder, trust_remote_code=True).eval()
-    with torch.no_grad():
-        torch.save(model(input_ids=torch.arange(40).reshape(2, 20)).logits, folder + "/logits.pt")
-"""
-
-
-@pytest.mark.slow
-def test_without_gac_transformers_opens_them(make_plan: MakePlan, tmp_path: Path) -> None:
-    models = {name: compressed(name, make_plan) for name in wrappers()}
-    for name, model in models.items():
-        gac.save(model, tmp_path / name)
-    arguments = [
-        argument
-        for name, model in models.items()
-        for argument in (str(tmp_path / name), factory_of(type(model.config)).__name__)
-    ]
-    subprocess.run([sys.executable, "-c", CODE, *arguments], check=True, cwd=tmp_path)
-    for name, model in models.items():
-        torch.testing.assert_close(torch.load(tmp_path / name / "logits.pt"), logits(model))
-
-
 @pytest.fixture
 def llava(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
     """A tiny Llava's directory, with a tokenizer and a processor."""
@@ -165,7 +141,7 @@ def llava(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
 
 
 def allocated(llava: Path) -> Plan:
-    return gac.allocate(llava, 0.7, calibration=tiny_text(), progress=False)
+    return gac.allocate(llava, 0.7, calibration=tiny_text(), workloads=(), progress=False)
 
 
 def test_the_pipeline_from_a_directory(llava: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -242,7 +218,7 @@ def test_no_wrapper_is_a_language_model_too() -> None:
 
 def test_embedding_head_and_decoder_in_few_bits(llava: Path, tmp_path: Path) -> None:
     plan = gac.allocate(
-        llava, 0.5, schemes=("w8a16", "w4a16:32"), head="w8a16", calibration=tiny_text(), progress=False
+        llava, 0.5, schemes=("w8a16", "w4a16:32"), head="w8a16", calibration=tiny_text(), workloads=(), progress=False
     )
     model = gac.compress(llava, plan, calibration=tiny_text(), progress=False)
     gac.save(model, tmp_path / "saved")

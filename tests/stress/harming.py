@@ -20,7 +20,16 @@ from tests.stress import victims
 from tests.stress.victims import Harm, serve
 
 _context = multiprocessing.get_context("forkserver")  # forks a process that has torch loaded and does nothing else
-_context.set_forkserver_preload(["tests.stress.victims", "msgspec", "pydantic.dataclasses", "pydantic.type_adapter"])
+_context.set_forkserver_preload(
+    [
+        "tests.stress.victims",
+        "gac.api",
+        "gac_extensions.baselines.rules",
+        "msgspec",
+        "pydantic.dataclasses",
+        "pydantic.type_adapter",
+    ]
+)
 
 KILLED = "killed"
 LEAST_FILE = 200  # what the tests themselves write is smaller
