@@ -43,7 +43,7 @@ from gac.plan.plan import (
     WeightChoice,
 )
 from gac.plan.recipe import Recipe
-from gac.profiling import shipped as shipped_module
+from gac.profiling import table as table_module
 from gac.profiling.folders import find_profile, shipped_profiles
 from gac.profiling.modelled.model import GpuModel
 from gac.profiling.table import Profile
@@ -133,7 +133,7 @@ def _shipped_tables_once() -> Iterator[Mapping[Path, Profile]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Profile, "load", loaded)
-        patch.setattr(shipped_module, "_loaded", loaded)
+        patch.setattr(table_module, "_loaded", loaded)
         patch.setattr(Profile, "latency", remembering(Profile.latency))
         patch.setattr(Profile, "modelled", remembering(Profile.modelled))
         patch.setattr(GpuModel, "error", cache(GpuModel.error))
@@ -153,7 +153,7 @@ def _shipped_latencies_once(_shipped_tables_once: Mapping[Path, Profile]) -> Ite
         space = recipe.space
         if not {name.partition(":")[0] for name in (*space.forms, *space.schemes)} <= shipped:
             return search(sites, profile, recipe)
-        tables = tuple(shipped_module.shipped_profiles())
+        tables = tuple(table_module.shipped_profiles())
         key = (tuple(sites), profile.path, space.forms, space.schemes, recipe.deployment, tables)
         if key not in others:
             others[key] = search(sites, profile, recipe)

@@ -16,11 +16,12 @@ import gac
 from gac.compression.by_text import least_worst
 from gac.core.distributed.ranks import ALONE
 from gac.core.errors import GacError, ModelError
-from gac.measurement.runs import diverged, predicted
+from gac.measurement.runs import ModelRuns, diverged, predicted
 from gac.measurement.store import StatisticsStore
 from gac.measurement.text import TextSpec, calibration_windows
 from gac.plan.evidence import CalibrationPart
 from gac.plan.plan import TextPrediction
+from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small
 
 LENGTH = 32
@@ -55,6 +56,28 @@ def test_the_predicted_loss_is_spread_over_the_texts_as_the_divergence_is(small:
         assert prediction.perplexity == pytest.approx(prediction.dense_perplexity * exp(prediction.loss))
         assert f"on {prediction.text}: +{prediction.loss:.4f}" in plan.summary()
     assert small.allocate(0.6).prediction.by_text == ()
+
+
+def test_where_experts_go_each_text_loses_what_it_is_seen_to_lose(
+    small: Small, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model(small_config("mixtral", num_hidden_layers=2))
+    ran: list[set[str]] = []
+
+    def lost(runs: Any, modules: dict[str, Any]) -> float:
+        ran.append(set(modules))
+        return 0.01 * len(runs._windows)
+
+    monkeypatch.setattr(ModelRuns, "lost", lost)
+    plan = small.allocate(0.6, model=model, forms=["experts"], calibration=texts, latency="any", refit="none")
+    changed = {choice.name for choice in plan.weights if choice.changed}
+    assert changed
+    assert ran == [changed, changed]
+    assert [by.loss for by in plan.prediction.by_text] == pytest.approx([0.08, 0.02])
+    assert plan.prediction.loss == pytest.approx((8 * 0.08 + 2 * 0.02) / 10)
+    summed = sum(site.loss for site in plan.sites)
+    assert plan.prediction.summed == pytest.approx(summed)
+    assert plan.prediction.perplexity == pytest.approx(plan.prediction.dense_perplexity * exp(plan.prediction.loss))
 
 
 def test_texts_of_one_weight_each_count_alike(small: Small, texts: list[str], tmp_path: Path) -> None:
