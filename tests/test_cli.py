@@ -102,6 +102,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--seed 3": {"seed": 3},
     "--shots 2": {"shots": 2},
     "--bos": {"bos": True},
+    "--form experts --same-count": {"forms": ["experts"], "same_count": True},
     "--form low_rank --form skip": {"forms": ["low_rank", "skip"]},
     "--scheme bf16 --scheme w4a16": {"schemes": ["bf16", "w4a16"]},
     "--no-align": {"align": False},

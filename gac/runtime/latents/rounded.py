@@ -226,8 +226,8 @@ def attend_rounded(
     """
     exact = [item.joined if isinstance(item, Parts) else item for item in states]  # but for what was rounded before
     tokens, count = exact[0].shape[-2], query.shape[-2]
-    begin, whole = tokens - count, rounded_tokens(tokens - 1)
-    old = [_with_old(item, rounding, whole) for item, rounding in zip(states, roundings, strict=True)]
+    begin, old_tokens = tokens - count, rounded_tokens(tokens - 1)
+    old = [_with_old(item, rounding, old_tokens) for item, rounding in zip(states, roundings, strict=True)]
     mixed = []
     for start in range(begin, tokens, QUERIES):
         stop = min(start + QUERIES, tokens)
