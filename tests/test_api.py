@@ -198,7 +198,8 @@ def test_a_frontier_of_palu_is_over_the_cache(small: Small) -> None:
         plan = small.allocate(point.asked, method="palu:1", align=False)
         assert found.plan(at).recipe.limits == plan.recipe.limits
         assert found.plan(at).prediction == plan.prediction
-    with pytest.raises(BudgetError, match=r"over kv_numbers with forms low_rank; .* smaller: kv_bits .*, latent .*\. Add one"):
+    refused = r"over kv_numbers with forms low_rank; .* smaller: kv_bits .*, latent .*\. Add one"
+    with pytest.raises(BudgetError, match=refused):
         small.frontier(forms=["low_rank"], limit="kv_numbers")
     how = {name: small.options[name] for name in ("calibration", "profile")}
     recipe = gac.Recipe.of(method="palu:1", align=False, **how)
